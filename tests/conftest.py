@@ -28,6 +28,7 @@ from pathlib import Path
 import mounting
 import pytest
 import trio
+import trio.testing
 from hypothesis import HealthCheck, settings
 from programs import not_ignoring_interrupts
 
@@ -180,6 +181,12 @@ async def _nursery() -> AsyncIterator[trio.Nursery]:
 def nursery() -> contextlib.AbstractAsyncContextManager[trio.Nursery]:
     """A nursery for an asynchronous test, which ends all tasks with the test."""
     return _nursery()
+
+
+@pytest.fixture
+def jumping_clock() -> trio.abc.Clock:
+    """A clock for an asynchronous test: while all tasks sleep, it jumps to when the first of them wakes."""
+    return trio.testing.MockClock(autojump_threshold=0)
 
 
 @pytest.fixture(scope="module", autouse=True)

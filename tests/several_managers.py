@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import trio
 
 from spiderfs.daemon.training.service import Training
-
-PATIENCE_S = 60.0
 
 
 class Attaching(Protocol):
@@ -28,9 +26,3 @@ async def sharing(*nodes: Attaching) -> AsyncIterator[trio.Nursery]:
             nursery.start_soon(node.training.share_with_other_nodes)
         yield nursery
         nursery.cancel_scope.cancel()
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.002)

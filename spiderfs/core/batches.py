@@ -123,11 +123,6 @@ class ServedSamples:
         """Forget a trainer's reads: the trainer began an epoch, or disconnected."""
         self._trainers.pop(trainer, None)
 
-    def on_the_way(self, trainer: Hashable) -> int:
-        """The number of a trainer's reads whose batches have not arrived."""
-        reads = self._trainers.get(trainer)
-        return 0 if reads is None else len(reads)
-
 
 class _Reads:
     """The waiting reads of one trainer."""

@@ -41,10 +41,6 @@ class EpochOrder:
         coming: list[int] = self.order[self.position : self.position + count].tolist()
         return coming
 
-    def is_pending(self, sample: int) -> bool:
-        """Whether a sample of the list is still to come."""
-        return bool(self._position_of[sample] >= self.position)
-
     def hand_on(self, given: Iterable[int], count: int) -> list[int]:
         """Hand on the next `count` samples, and return them; `given` proposes which, one for each position.
 

@@ -18,7 +18,7 @@ import redis
 import trio
 import trio.testing
 from certificates import own_certificate
-from several_managers import eventually
+from waiting import eventually
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs import cluster as module

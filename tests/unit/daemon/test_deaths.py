@@ -55,17 +55,12 @@ def kill() -> None:
     raise Killed
 
 
-def test_a_mount_that_no_one_reads_outlives_a_death_an_hour() -> None:
-    mount = Mount()
-    assert [mount.die(0, lived_s=3600.0) for _ in range(3 * DEATHS)] == [0.0] * 3 * DEATHS
-    assert mount.counters.totals()["worker_restarts"] == 3 * DEATHS
-
-
 def test_deaths_at_once_end_the_mount() -> None:
     mount = Mount(workers=2)
     pauses = [mount.die(death % 2) for death in range(DEATHS)]
     assert None not in pauses[:-1]
     assert pauses[-1] is None
+    assert mount.counters.totals()["worker_restarts"] == DEATHS - 1
 
 
 def test_the_manager_ends_nothing_and_pauses_longer_while_it_does_nothing() -> None:

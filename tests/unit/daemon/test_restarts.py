@@ -37,23 +37,11 @@ def test_who_may_always_come_back_pauses_for_no_longer_than_that() -> None:
     assert pauses[-1] == LONGEST_PAUSE_S
 
 
-def test_a_process_that_has_lived_starts_again_at_once() -> None:
-    restarts = Restarts(1, 3)
-    assert [restarts.died(0, [0], [LIVED_S]) for _ in range(100)] == [0.0] * 100
-
-
 def test_one_worker_that_dies_at_once_ends_nothing_while_another_one_lives() -> None:
     restarts = Restarts(2, 3)
     pauses = [restarts.died(1, [50, 0], [LIVED_S + second, 0.1]) for second in range(100)]
     assert pauses[0] == 0.0
     assert pauses[-1] == LONGEST_PAUSE_S, "not with the pauses of a worker that does something"
-
-
-def test_a_worker_that_is_killed_while_others_answer_is_back_soon() -> None:
-    restarts = Restarts(2, 3)
-    pauses = [restarts.died(1, [10 * death, death], [5.0, 1.0]) for death in range(1, 100)]
-    assert pauses[:3] == [0.0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
-    assert pauses[-1] == LONGEST_BUSY_PAUSE_S
 
 
 # Which worker died, how much each of three had done since the death before, and how long each had lived.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -133,7 +133,7 @@ def peer() -> Iterator[Peer]:
 
 @pytest.fixture
 def setup(peer: Peer) -> Iterator[Setup]:
-    with closing(Setup(peer)) as setup:
+    with contextlib.closing(Setup(peer)) as setup:
         yield setup
 
 
@@ -195,62 +195,39 @@ def test_each_stripe_has_a_home_of_its_own_and_own_stripes_are_one_request(setup
     assert b"".join(setup.reader.stream(path, 7, 2 * STRIPE_BYTES, version)) == content[7 : 7 + 2 * STRIPE_BYTES]
 
 
-def cut(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 200, CONTENT[:1000], length=len(CONTENT))
-    handler.close_connection = True
-    return True
+def says(*pieces: bytes, every_s: float = 0.0, ends: bool = True) -> Callable[[BaseHTTPRequestHandler, bytes], bool]:
+    """Gives these pieces whatever is asked, with a pause after each; then the connection ends, or is kept."""
+
+    def answer(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+        handler.close_connection = ends
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                handler.wfile.write(piece)
+                time.sleep(every_s)
+        return True
+
+    return answer
 
 
-def longer(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 200, CONTENT + b"!")
-    return True
+def head(status: int, length: int, *others: bytes) -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 %d Anything" % status, b"Content-Length: %d" % length, *others, b"", b""])
 
 
-def failing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 500, CONTENT)
-    return True
+WRONG = {
+    "cut": says(head(200, len(CONTENT)), CONTENT[:1000]),
+    "longer": says(head(200, len(CONTENT) + 1), CONTENT + b"!", ends=False),
+    "failing": says(head(500, len(CONTENT)), CONTENT, ends=False),
+    "silent": says(b"", every_s=2 * TIMEOUT_S),
+    "trickling": says(head(200, len(CONTENT)), *([b"x"] * int(20 * TIMEOUT_S)), every_s=0.05),
+    "nonsense": says(b"220 this is a mail server\r\n"),
+    "of no length": says(b"HTTP/1.1 200 OK\r\n\r\n", CONTENT),
+    "moved": says(head(302, 0, b"Location: /remote"), ends=False),
+}
 
 
-def silent(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    time.sleep(2 * TIMEOUT_S)
-    handler.close_connection = True
-    return True
-
-
-def trickling(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 200, b"", length=len(CONTENT))
-    for byte in CONTENT[: int(20 * TIMEOUT_S)]:
-        handler.wfile.write(bytes([byte]))
-        handler.wfile.flush()
-        time.sleep(0.05)
-    handler.close_connection = True
-    return True
-
-
-def nonsense(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    handler.wfile.write(b"220 this is a mail server\r\n")
-    handler.close_connection = True
-    return True
-
-
-def of_no_length(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    handler.send_response(200)
-    handler.end_headers()
-    handler.wfile.write(CONTENT)
-    handler.close_connection = True
-    return True
-
-
-def moved(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 302, b"", {"Location": "/remote"})
-    return True
-
-
-@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, of_no_length, moved])
-def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
-    setup: Setup, answers: Callable[[BaseHTTPRequestHandler, bytes], bool]
-) -> None:
-    setup.peer.answers = answers
+@pytest.mark.parametrize("kind", WRONG)
+def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(setup: Setup, kind: str) -> None:
+    setup.peer.answers = WRONG[kind]
     waits = []
     for _ in range(FAILURES + 2):
         began = time.monotonic()
@@ -260,7 +237,7 @@ def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
     assert max(waits) < LONGER * TIMEOUT_S + 0.2, "one that is late is given longer before it counts as silent"
     assert waits[-1] < 0.1, "it is not asked any more"
     # One that has been late first may answer with something else as often as others.
-    late = answers in (silent, trickling)
+    late = kind in ("silent", "trickling")
     assert FAILURES <= setup.status().timeouts <= FAILURES + late
     assert setup.status()._replace(timeouts=0) == PeerStatus(False, 0, 0, 0, 0)
     assert setup.reads() == FAILURES + 2
@@ -310,7 +287,7 @@ def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: p
         certificate.write_bytes(own_certificate("localhost", days))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate if known else tmp_path / "none.pem"))
         peer = Peer(certificate)
-        with closing(Setup(peer)) as setup:
+        with contextlib.closing(Setup(peer)) as setup:
             for _ in range(2):
                 found = setup.read()
                 assert (found, isinstance(found, FromPeer)) == (CONTENT, gives)
@@ -319,9 +296,10 @@ def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: p
         peer.close()
 
 
-def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer) -> None:
-    with closing(Setup(peer, prefix="/imagenet")) as setup:
-        peer.files[b"imagenet/" + setup.named(setup.path)] = CONTENT
+@pytest.mark.parametrize("place", ["imagenet", "daten ä"])
+def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer, place: str) -> None:
+    with contextlib.closing(Setup(peer, prefix=f"/{place}")) as setup:
+        peer.files[f"{place}/".encode() + setup.named(setup.path)] = CONTENT
         assert type(setup.read()) is FromPeer
 
 
@@ -340,55 +318,22 @@ def test_numbers_of_versions_stay_what_they_were() -> None:
 
 # -- answers that are unusual, or made to hold up who asks
 
-
-def drip(handler: BaseHTTPRequestHandler, endless: bytes) -> bool:
-    """A few bytes at a time, so that no wait for the next ones is long."""
-    try:
-        for _ in range(int(8 * TIMEOUT_S / 0.05)):
-            handler.wfile.write(endless)
-            handler.wfile.flush()
-            time.sleep(0.05)
-    except OSError:
-        pass
-    handler.close_connection = True
-    return True
+# The beginning of an answer, and what follows it again and again: so little that no wait for the next bytes is long.
+DRIPS = {
+    "the status": (b"", b"H"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
+    "one header": (b"HTTP/1.1 200 OK\r\nX: ", b"H"),
+    "goes on": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "the text of a 404": (head(404, 1 << 40), b"no"),
+    "chunks of a 404": (b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"2\r\nno\r\n"),
+}
 
 
-def slow_headers(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    return drip(handler, b"A: b\r\n")
-
-
-def slow_status(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    return drip(handler, b"H")
-
-
-def slow_line(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
-    return drip(handler, b"H")
-
-
-def continued(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    return drip(handler, b"HTTP/1.1 100 Continue\r\n\r\n")
-
-
-def slow_absence(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 404, b"", length=1 << 40)
-    return drip(handler, b"no")
-
-
-def slow_chunks_of_absence(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    handler.wfile.write(b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n")
-    return drip(handler, b"2\r\nno\r\n")
-
-
-@pytest.mark.parametrize(
-    "answers", [slow_status, slow_headers, slow_line, continued, slow_absence, slow_chunks_of_absence]
-)
+@pytest.mark.parametrize(("begin", "drop"), DRIPS.values(), ids=DRIPS)
 def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit(
-    setup: Setup, answers: Callable[[BaseHTTPRequestHandler, bytes], bool]
+    setup: Setup, begin: bytes, drop: bytes
 ) -> None:
-    setup.peer.answers = answers
+    setup.peer.answers = says(begin, *([drop] * int(8 * TIMEOUT_S / 0.05)), every_s=0.05)
     began = time.monotonic()
     assert setup.read() == CONTENT
     assert time.monotonic() - began < TIMEOUT_S + 0.2
@@ -411,11 +356,8 @@ def test_a_server_that_ends_each_connection(setup: Setup, status: int, protocol:
 
 
 def test_a_piece_from_another_place_in_the_file(setup: Setup) -> None:
-    def remote(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-        reply(handler, 206, CONTENT[:100], {"Content-Range": f"bytes 0-99/{len(CONTENT)}"})
-        return True
-
-    setup.peer.answers = remote
+    extent = b"Content-Range: bytes 0-99/%d" % len(CONTENT)
+    setup.peer.answers = says(head(206, 100, extent), CONTENT[:100], ends=False)
     assert setup.read(1000, 100) == CONTENT[1000:1100]
 
 
@@ -433,12 +375,7 @@ def test_a_piece_from_another_place_in_the_file(setup: Setup) -> None:
     ],
 )
 def test_answers_that_are_none(setup: Setup, raw: bytes) -> None:
-    def say(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-        handler.wfile.write(raw)
-        handler.close_connection = True
-        return True
-
-    setup.peer.answers = say
+    setup.peer.answers = says(raw)
     for _ in range(4):
         assert setup.read() == CONTENT
 
@@ -457,9 +394,3 @@ def test_a_name_that_no_host_can_have_is_never_there(host: str) -> None:
         name = b"file%d" % number
         assert reader.read(name, 0, len(CONTENT), source.add(name, CONTENT).version) == CONTENT
     assert time.monotonic() - began < TIMEOUT_S / 2
-
-
-def test_a_path_of_a_server_in_any_letters(setup: Setup) -> None:
-    with closing(Setup(setup.peer, prefix="/daten ä")) as remote:
-        setup.peer.files["daten ä/".encode() + remote.named(remote.path)] = CONTENT
-        assert type(remote.read()) is FromPeer

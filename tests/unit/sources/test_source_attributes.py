@@ -57,9 +57,7 @@ def test_the_catalogue_gives_back_what_was_found(found: SourceStat) -> None:
     assert [entry.stat for entry in catalogue.entries(ROOT_INODE, 0, 10)] == [found]
     assert catalogue.record(ROOT_INODE, b"name", found, NOW + 1).inode == dentry.inode
     catalogue.record_listing(ROOT_INODE, [(b"name", found)], found.mtime_ns, NOW)
-    listing = catalogue.listing(ROOT_INODE)
-    assert listing is not None
-    assert listing.mtime_ns == found.mtime_ns
+    assert catalogue.listing(ROOT_INODE).mtime_ns == found.mtime_ns
     assert settles_at(found.mtime_ns, found.size, NOW, NOW, 0.0, None) <= NOW + 60
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from waiting import eventually
 
 from benchmarks.fakes import MemorySource
 from benchmarks.fakes.faulty_source import GONE, HANG, Faults, FaultySource
@@ -85,12 +86,17 @@ async def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
     assert harness.events == {"source_requests": 4, "source_retries": 3}
 
 
-async def test_attempts_are_bounded(harness: Harness) -> None:
-    harness.faults.set(GONE, 1)
+@pytest.mark.parametrize(
+    ("error", "is_there"),
+    [(SourceUnavailable("no route"), False), (SourceEntryFailed("a dead mount within"), True)],
+    ids=["for all", "for one entry"],
+)
+async def test_attempts_are_bounded(harness: Harness, error: SourceUnavailable, is_there: bool) -> None:
+    harness.memory.fail_next(*[error] * 4)
     client = harness.client()
-    with pytest.raises(SourceUnavailable):
+    with pytest.raises(type(error)):
         await client.stat(b"file")
-    assert not client.reachable
+    assert client.reachable == is_there
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
@@ -106,7 +112,10 @@ async def test_no_answer_is_retried(
     assert harness.events == {"source_requests": 1}
 
 
-def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_backoff_doubles_up_to_its_limit_with_full_jitter(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def without_thread(_: WorkerThreads, function: Callable[..., object], *args: object) -> object:
         return function(*args)
 
@@ -115,17 +124,12 @@ def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monk
     limits = SourceLimits(timeout_s=100, attempts=6, backoff_s=1, max_backoff_s=4)
     asked: list[float] = []
 
-    async def main() -> None:
-        client = harness.client(limits, source=harness.memory)
+    def fail() -> None:
+        asked.append(trio.current_time())
+        raise SourceUnavailable("down")
 
-        def fail() -> None:
-            asked.append(trio.current_time())
-            raise SourceUnavailable("down")
-
-        with pytest.raises(SourceUnavailable):
-            await client.call(fail)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    with pytest.raises(SourceUnavailable):
+        await harness.client(limits, source=harness.memory).call(fail)
     waits = [after - before for before, after in itertools.pairwise(asked)]
     expected = random.Random(1)
     assert waits == pytest.approx([expected.uniform(0, longest) for longest in (1, 2, 4, 4, 4)])
@@ -166,15 +170,6 @@ async def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
     with pytest.raises(SourceTimeout):
         await client.stat(b"file")
     assert client.reachable
-
-
-async def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> None:
-    harness.memory.fail_next(*[SourceEntryFailed("a dead mount within")] * 4)
-    client = harness.client()
-    with pytest.raises(SourceEntryFailed):
-        await client.stat(b"file")
-    assert client.reachable
-    assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
 async def test_who_fails_for_all_is_not_asked_again_by_all(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,9 +258,7 @@ async def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
                 callers.start_soon(expect_timeout, client)
         assert not client.reachable
         harness.faults.set(HANG, 0)
-        with trio.fail_after(5):
-            while not client.reachable:
-                await trio.sleep(0.01)
+        await eventually(lambda: client.reachable)
         asked = harness.memory.calls["statvfs"]
         await trio.sleep(0.05)
         assert harness.memory.calls["statvfs"] == asked, "a source that is back is left alone"
@@ -286,9 +279,7 @@ async def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harnes
     harness.faults.set(GONE, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.watch)
-        with trio.fail_after(5):
-            while not client.reachable:
-                await trio.sleep(0.01)
+        await eventually(lambda: client.reachable)
         nursery.cancel_scope.cancel()
 
 
@@ -300,9 +291,13 @@ def test_limits_are_checked(wrong: dict[str, float]) -> None:
         SourceLimits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock()
+
+
+async def test_a_process_that_stood_still_asks_once_more(harness: Harness, clock: trio.testing.MockClock) -> None:
     """Stopped (SIGSTOP) beyond the limit, it finds its time up before it looks at what the source has answered."""
-    clock = trio.testing.MockClock()
     asked, found = [], []
 
     async def read(path: bytes, *_: object) -> bytes:
@@ -311,17 +306,14 @@ def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
             await trio.sleep_forever()
         return b"content"
 
-    async def main() -> None:
-        client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
+    client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
 
-        async def ask() -> None:
-            found.append(await client.read(b"file", 0, 7, harness.version))
+    async def ask() -> None:
+        found.append(await client.read(b"file", 0, 7, harness.version))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            clock.jump(QUICK.timeout_s + 20)
-        assert client.reachable
-
-    trio.run(main, clock=clock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(QUICK.timeout_s + 20)
+    assert client.reachable
     assert (asked, found) == ([b"file"] * 2, [b"content"])

@@ -134,19 +134,6 @@ def test_an_inode_is_found_past_the_end_of_the_numbers(monkeypatch: pytest.Monke
     assert catalogue.record(ROOT_INODE, b"b", FILE, 1.0).inode == FIRST_INODE
 
 
-def test_names_whose_hashes_collide_are_all_found(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
-    monkeypatch.setattr(module, "_name_hash", constant(1000))
-    first, second, third = (catalogue.record(ROOT_INODE, name, FILE, 1.0) for name in (b"a", b"b", b"c"))
-    assert [first.position, second.position, third.position] == [1000, 1001, 1002]
-    assert catalogue.find(ROOT_INODE, b"c") == third
-    assert catalogue.find(ROOT_INODE, b"d") is None
-    catalogue.record_gone(ROOT_INODE, b"a", 1e10)
-    catalogue.record_gone(ROOT_INODE, b"b", 1e10)
-    assert catalogue.find(ROOT_INODE, b"c") == third, "what lay before it is gone"
-    assert catalogue.record(ROOT_INODE, b"c", FILE, 2.0).position == 1002
-    assert names(catalogue) == [b"c"]
-
-
 # -- what comes and goes
 
 
@@ -189,9 +176,7 @@ def test_a_listing_forgets_what_vanished_and_keeps_what_was_found_meanwhile(cata
 def test_a_name_that_a_scan_gives_twice_is_entered_once(catalogue: Catalogue) -> None:
     catalogue.record_listing(ROOT_INODE, [(b"a", FILE), (b"b", FILE), (b"a", FILE._replace(size=11))], 1, 1.0)
     assert names(catalogue) == [b"a", b"b"]
-    dentry = catalogue.find(ROOT_INODE, b"a")
-    assert dentry is not None
-    assert dentry.stat.size == 11
+    assert catalogue.find(ROOT_INODE, b"a").stat.size == 11
 
 
 def test_a_large_listing_is_written_in_parts(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
@@ -268,9 +253,7 @@ def test_a_name_looked_up_while_a_listing_is_written_stands(catalogue: Catalogue
         catalogue.record(ROOT_INODE, b"a", later, 20.0)
 
     catalogue.record_listing(ROOT_INODE, names_found(), 77, 15.0)
-    found = catalogue.find(ROOT_INODE, b"a")
-    assert found is not None
-    assert found.stat == later
+    assert catalogue.find(ROOT_INODE, b"a").stat == later
 
 
 @pytest.mark.parametrize("asked_at", [10.0, 20.0])
@@ -283,9 +266,9 @@ def test_a_name_looked_up_before_a_listing_comes_to_it_is_entered_once(catalogue
 
     catalogue.record_listing(ROOT_INODE, names_found(), 77, 15.0)
     assert names(catalogue) == [b"a"]
-    found = catalogue.find(ROOT_INODE, b"a")
-    assert found is not None
-    assert found.stat == (other if asked_at > 15.0 else FILE), "what was asked for later stands"
+    assert catalogue.find(ROOT_INODE, b"a").stat == (other if asked_at > 15.0 else FILE), (
+        "what was asked for later stands"
+    )
     assert len(catalogue.gone(0, 10)) == 1, "of two versions one may be gone"
     catalogue.record_gone(ROOT_INODE, b"a", 30.0)
     assert catalogue.find(ROOT_INODE, b"a") is None
@@ -299,9 +282,7 @@ def test_a_clock_that_was_set_back_keeps_no_removed_name() -> None:
     now = 500.0
     catalogue.record_listing(ROOT_INODE, [(b"stays", FILE._replace(size=3))], 78, now)
     assert names(catalogue) == [b"stays"]
-    found = catalogue.find(ROOT_INODE, b"stays")
-    assert found is not None
-    assert found.stat.size == 3
+    assert catalogue.find(ROOT_INODE, b"stays").stat.size == 3
 
 
 def test_a_server_that_is_behind_is_found_out_by_a_change(catalogue: Catalogue) -> None:
@@ -317,11 +298,8 @@ def test_a_server_that_is_behind_is_found_out_by_a_change(catalogue: Catalogue) 
     assert catalogue.record(ROOT_INODE, b"a", written(), now + 0.5).settles_at > now
     now += 100
     catalogue.record_listing(ROOT_INODE, [(b"b", written())], written().mtime_ns, now)
-    listing, found = catalogue.listing(ROOT_INODE), catalogue.find(ROOT_INODE, b"b")
-    assert found is not None
-    assert found.settles_at > now
-    assert listing is not None
-    assert not listing.is_settled, "another change may have the same mtime"
+    assert catalogue.find(ROOT_INODE, b"b").settles_at > now
+    assert not catalogue.listing(ROOT_INODE).is_settled, "another change may have the same mtime"
     now += 2 * 86400
     assert catalogue.record(ROOT_INODE, b"c", written(), now).settles_at == 0, "clocks are set right some day"
 

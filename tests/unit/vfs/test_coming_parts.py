@@ -8,13 +8,14 @@ import os
 import random
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from waiting import eventually
 
 from benchmarks.common.sources import patterned
 from benchmarks.fakes import MemorySource
@@ -79,9 +80,7 @@ class Harness:
 
     def begin(self, first: int, count: int) -> FilePart:
         assert self.parts.begin(self.node, range(first, first + count), True) == count
-        part = self.parts.of(ContentKey(INODE, first))
-        assert part is not None
-        return part
+        return self.parts.of(ContentKey(INODE, first))
 
     def is_held(self, block: int) -> bool:
         with open(self.plain, "r+b") as file:
@@ -121,11 +120,6 @@ async def h(process: Harness) -> AsyncIterator[Harness]:
         nursery.cancel_scope.cancel()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await trio.sleep(0.005)
-
-
 async def test_blocks_can_be_read_while_the_part_is_coming(h: Harness) -> None:
     part = h.begin(BLOCKS - 1, 3)
     assert not part.has(BLOCKS - 1)
@@ -150,7 +144,7 @@ async def test_blocks_can_be_read_while_the_part_is_coming(h: Harness) -> None:
     assert h.is_held(BLOCKS)
     assert part.read(BLOCKS, 0, 10) == patterned((BLOCKS - 1) * BLOCK_BYTES, (BLOCKS - 1) * BLOCK_BYTES + 10)
     part.passed.set()
-    await until(lambda: h.parts.of(part.keys[0]) is None)
+    await eventually(lambda: h.parts.of(part.keys[0]) is None)
     h.content.free()
     assert not h.plain.exists()
 
@@ -171,8 +165,8 @@ async def test_a_part_that_was_given_up_is_held_until_its_writer_has_ended(h: Ha
     assert h.is_held(1)
     assert h.is_held(3)
     h.source.give()
-    await until(lambda: h.parts.in_flight == 0)
-    await until(lambda: h.plain.stat().st_blocks * 512 < BLOCK_BYTES * 3 // 2)
+    await eventually(lambda: h.parts.in_flight == 0)
+    await eventually(lambda: h.plain.stat().st_blocks * 512 < BLOCK_BYTES * 3 // 2)
     h.content.end_read()
     assert h.content.read(ContentKey(INODE, 2)) == patterned(BLOCK_BYTES, 2 * BLOCK_BYTES)
     assert not h.is_held(1)
@@ -180,7 +174,7 @@ async def test_a_part_that_was_given_up_is_held_until_its_writer_has_ended(h: Ha
 
 async def test_a_part_may_take_longer_than_the_time_limit_while_its_blocks_come_within_it(h: Harness) -> None:
     part = h.begin(1, 4)
-    await until(lambda: part.limit.deadline < math.inf)
+    await eventually(lambda: part.limit.deadline < math.inf)
     for block in range(1, 4):
         before_s = part.limit.deadline
         h.source.give(1)
@@ -197,7 +191,7 @@ async def test_a_part_that_the_source_breaks_off_leaves_nothing(h: Harness) -> N
     h.source.give(3)
     await part.settled()
     assert (part.has_failed, part.read(1, 0, 1)) == (True, None)
-    await until(lambda: not h.plain.exists())
+    await eventually(lambda: not h.plain.exists())
     with pytest.raises(SourceChanged):
         await h.fetcher.fetch(h.node, 1)
 
@@ -214,7 +208,7 @@ async def test_what_the_store_has_no_room_for_is_read_and_freed(h: Harness) -> N
     h.ahead.follow(h.node, range(1, 2), range(2, 3))
     assert not h.fetcher.busy
     part.passed.set()
-    await until(lambda: not h.plain.exists())
+    await eventually(lambda: not h.plain.exists())
 
 
 def full(*_: object) -> bytes:
@@ -228,7 +222,7 @@ async def test_after_the_disk_was_full_blocks_come_alone_for_a_while(h: Harness)
     assert part.has_failed
     assert not h.parts.take(h.node)
     assert h.supply.counters.value("store_failures") == 1
-    await until(lambda: not h.plain.exists())
+    await eventually(lambda: not h.plain.exists())
 
 
 async def test_readers_together_have_no_more_on_its_way_than_there_is_room_for(h: Harness) -> None:
@@ -243,7 +237,7 @@ async def test_readers_together_have_no_more_on_its_way_than_there_is_room_for(h
             assert h.parts.in_flight <= ROOM
     assert h.parts.in_flight == ROOM
     h.source.give()
-    await until(lambda: h.parts.in_flight == 0)
+    await eventually(lambda: h.parts.in_flight == 0)
     # What found no room is asked for again.
     assert h.ahead.wanted(others[-1], range(1, 2), 10 * BLOCK_BYTES).start == 2
 

@@ -103,9 +103,7 @@ async def test_what_passes_is_not_stored_and_its_further_reads_find_it(harness: 
     assert await harness.fetcher.fetch(node) == (b"content", UNSTORED)
     assert not harness.fetcher.stored(key)
     assert harness.memory.usage().landing_entries == 0
-    found = harness.fetcher.passing(key, 3, 4)
-    assert found is not None
-    assert bytes(found) == b"tent"
+    assert bytes(harness.fetcher.passing(key, 3, 4)) == b"tent"
     harness.passing.clear()
     assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
 
@@ -146,12 +144,8 @@ async def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness
     assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
 
 
-@pytest.fixture
-def clock() -> trio.testing.MockClock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
-async def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more(clock: trio.testing.MockClock) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more() -> None:
     transit, key = Transit(), ContentKey(1)
     rested = 0
 
@@ -265,9 +259,7 @@ async def test_a_record_whose_bytes_are_damaged_is_fetched_again(tmp_path: Path)
     assert await harness.fetcher.fetch(node) == (payload, FETCHED)
     content.end_read()
     assert local(harness.fetcher, key) == payload
-    member = content.member(key)
-    assert member is not None
-    assert member.section == "samples"
+    assert content.member(key).section == "samples"
     harness.interlock.close()
     content.close()
 

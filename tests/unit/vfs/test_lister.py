@@ -68,7 +68,6 @@ class Harness:
     async def known(self, path: bytes) -> Node:
         parent, name = self.catalogue.parent_of(path)
         dentry = self.catalogue.find(parent, name)
-        assert dentry is not None
         return self.catalogue.node(dentry.inode)
 
 

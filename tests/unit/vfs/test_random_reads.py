@@ -137,35 +137,37 @@ async def test_a_reader_in_order_gets_blocks(harness: Harness) -> None:
     assert harness.bare.content.blocks(harness.inode) == 11 + 6 + 6
 
 
-async def test_samples_of_several_reads_each_fetch_no_more_than_they_want(harness: Harness) -> None:
-    """A sample of up to half a MiB, which the kernel asks for in several READs, or by its page faults."""
-    for number in range(5, 35, 3):
-        for turn in range(4):
-            assert await harness.brings(block(number + 0.3) + turn * PIECE, PIECE) == [1, PIECE]
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        # A sample of up to half a MiB, which the kernel asks for in several READs, or by its page faults.
+        [block(number + 0.3) + turn * PIECE for number in range(5, 35, 3) for turn in range(4)],
+        [block(20) - turn * PIECE for turn in range(4)],
+    ],
+    ids=["samples of several reads", "backwards"],
+)
+async def test_who_does_not_read_on_fetches_no_more_than_it_asks_for(harness: Harness, offsets: list[int]) -> None:
+    for offset in offsets:
+        assert await harness.brings(offset, PIECE) == [1, PIECE]
 
 
-async def test_a_reader_that_goes_backwards_fetches_what_it_asks_for(harness: Harness) -> None:
-    for turn in range(4):
-        assert await harness.brings(block(20) - turn * PIECE, PIECE) == [1, PIECE]
-
-
-async def test_after_a_piece_was_waited_for_in_vain_its_block_is_not_waited_for_too(harness: Harness) -> None:
-    """The kernel asks for the first page alone when a READ has failed."""
+@pytest.mark.parametrize(
+    ("offset", "size", "again"),
+    [
+        # The kernel asks for the first page alone when a READ has failed.
+        pytest.param(block(20) - 1000, 2000, [block(20), block(20) - 1000], id="a piece, and then its block"),
+        pytest.param(block(20), BLOCK_BYTES, [block(20)], id="a block, and then a piece of it"),
+    ],
+)
+async def test_what_was_waited_for_in_vain_is_not_waited_for_again(
+    harness: Harness, offset: int, size: int, again: list[int]
+) -> None:
     harness.source.fail_next(SourceTimeout("too late"))
     with pytest.raises(SourceTimeout):
-        await harness.brings(block(20) - 1000, 2000)
-    for offset in (block(20), block(20) - 1000):
+        await harness.brings(offset, size)
+    for place in again:
         with pytest.raises(SourceTimeout, match="just left this unanswered"):
-            await harness.brings(offset, 100)
-    assert harness.source.calls["read"] == 1
-
-
-async def test_after_a_block_was_waited_for_in_vain_no_piece_of_it_is_waited_for(harness: Harness) -> None:
-    harness.source.fail_next(SourceTimeout("too late"))
-    with pytest.raises(SourceTimeout):
-        await harness.brings(block(20), BLOCK_BYTES)
-    with pytest.raises(SourceTimeout, match="just left this unanswered"):
-        await harness.brings(block(20), 100)
+            await harness.brings(place, 100)
     assert harness.source.calls["read"] == 1
 
 

@@ -8,11 +8,9 @@ import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import hypothesis.strategies as st
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.errors import SourceUnavailable
@@ -63,16 +61,6 @@ def harness(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Harness]:
     return reading_ahead(tmp_path)
 
 
-def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
-    """What each read of a block asks for, by a reader that has been in order for long."""
-
-    async def main() -> list[list[int]]:
-        async with reading_ahead(directory) as harness:
-            return [list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), LONG)) for block in blocks]
-
-    return trio.run(main)
-
-
 @pytest.mark.parametrize(
     ("size_blocks", "blocks", "ahead"),
     [
@@ -88,8 +76,10 @@ def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
         pytest.param(3, [1, 2, 3, 1, 2], [[2, 3], [], [], [2, 3], []], id="a second pass"),
     ],
 )
-def test_windows(tmp_path: Path, size_blocks: float, blocks: list[int], ahead: list[list[int]]) -> None:
-    assert asked(tmp_path, size_blocks, *blocks) == ahead
+async def test_windows(harness: Harness, size_blocks: float, blocks: list[int], ahead: list[list[int]]) -> None:
+    """What each read of a block asks for, by a reader that has been in order for long."""
+    file = node(size_blocks)
+    assert [list(harness.ahead.wanted(file, range(block, block + 1), LONG)) for block in blocks] == ahead
 
 
 async def test_the_window_grows_while_the_reader_goes_on(harness: Harness) -> None:
@@ -117,14 +107,6 @@ async def test_positions_of_many_files_are_bounded(harness: Harness, monkeypatch
         harness.ahead.wanted(node(100, inode), range(1, 2), LONG)
     assert harness.ahead.has_reached(node(100, 9), 2)
     assert not harness.ahead.has_reached(node(100, 1), 2), "it was forgotten"
-
-
-@given(reads=st.lists(st.integers(1, 12), max_size=40), size=st.integers(1, 12))
-def test_blocks_lie_ahead_in_the_file(tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int) -> None:
-    reads = [block for block in reads if block <= size]
-    directory = tmp_path_factory.getbasetemp()
-    for block, ahead in zip(reads, asked(directory, size, *reads), strict=True):
-        assert all(block < further <= min(block + DEPTH, size) for further in ahead)
 
 
 async def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:

@@ -143,7 +143,6 @@ def test_off_is_off(harness: Harness) -> None:
 def test_all_means_every_process(harness: Harness) -> None:
     harness.redirects.set_trainers([attached(os.getpid(), 1, (1,)), attached(os.getpid(), 2, (2,))], "all")
     reader = harness.redirects.trainer_of(1)
-    assert reader is not None
     assert set(reader.job_dataset_numbers) == {1, 2}
     harness.redirect(2, WANTED, GIVEN)
     assert harness.redirects.choose(WANTED, reader, nowhere) == GIVEN
@@ -301,9 +300,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> None:
-    us = harness.redirects.credentials_of(os.getpid(), 0, 0)
-    assert us is not None
-    assert us.may_read_all
+    assert harness.redirects.credentials_of(os.getpid(), 0, 0).may_read_all
     command = [sys.executable, "-I", "-S", "-c", _AS_SOMEBODY]
     with program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()

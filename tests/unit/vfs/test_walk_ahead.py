@@ -75,7 +75,6 @@ class Reader:
         if not path:
             return await self.lister.root()
         dentry = self.catalogue.find(*self.catalogue.parent_of(path))
-        assert dentry is not None
         return self.catalogue.node(dentry.inode)
 
     async def in_order(self, parent: bytes) -> list[bytes]:

@@ -246,6 +246,11 @@ class Rank:
     handed: list[int] = field(default_factory=list)
     taken: int = 0
 
+    @property
+    def pending(self) -> set[int]:
+        """The samples that are still to come."""
+        return set(self.order.coming(len(self.order)))
+
 
 class Jobs(RuleBasedStateMachine):
     """Ranks of several jobs, and one list in an engine; answers get lost, come late, or name nonsense."""
@@ -291,7 +296,7 @@ class Jobs(RuleBasedStateMachine):
         else:
             given = self.shared.ask(name, wanted)
             assert len(set(given)) == len(given) == len(wanted)
-            assert all(rank.order.is_pending(sample) for sample in given)
+            assert rank.pending.issuperset(given)
             batch = rank.order.hand_on(given if fate == "in time" else (), count)
         self.shared.dispatched(name, batch)
         rank.handed += batch
@@ -348,15 +353,13 @@ class Jobs(RuleBasedStateMachine):
             return
         # What the last manager was told: after it died, what is in hand is neither pending nor reserved.
         for sample in range(self.SAMPLES):
-            exchange_pending = sum(rank.order.is_pending(sample) for rank in self.ranks.values())
+            exchange_pending = sum(sample in rank.pending for rank in self.ranks.values())
             offered = sum(sample in rank.offered for rank in self.shared.ranks.values())
             assert self.shared.pending_ranks(sample) == exchange_pending - offered
         for name, mine in self.shared.ranks.items():
-            order = self.ranks[name].order
             members: Any = self.engine.members
             here = {key - 1 for key in members}
-            candidates = {sample for sample in here if order.is_pending(sample) and sample not in mine.offered}
-            assert set(mine.candidates) == candidates
+            assert set(mine.candidates) == (here & self.ranks[name].pending) - set(mine.offered)
         ranked: list[Any] = list(self.engine._foresight.eviction_order())
         if self.shared.active:
             assert sorted(map(str, ranked)) == sorted(map(str, self.engine.members))

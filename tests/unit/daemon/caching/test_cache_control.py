@@ -27,7 +27,6 @@ from spiderfs.daemon.caching.cache_control import (
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
-from spiderfs.policies.spider import Spider
 from spiderfs.protocol.partials import FIRST_PARTIAL
 from spiderfs.store.store import LANDING, ContentKey, Keep
 
@@ -101,7 +100,6 @@ def test_limits_of_hubs_hold_at_once_and_for_policies_that_are_chosen_later() ->
         harness.cache.limit_hubs(limits)
         for _ in range(2):
             spider = harness.cache.engine.policy
-            assert isinstance(spider, Spider)
             spider.hub_found(Hub(1, "train", range(100, 300), [0.1] * 200))
             harness.fetched(1)
             given = [spider.substitute_for("train", key) for key in range(100, 300)]
@@ -135,20 +133,6 @@ def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:
 
 
 # -- folding
-
-
-def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
-    harness = Harness(capacity=4000)
-    budget = harness.cache.engine.budget_bytes
-    rows = []
-    for inode in range(1, 20):
-        harness.content.land(ContentKey(inode), bytes(1000))
-        rows.append(event(inode, 1000))
-    # Landing pushed most of them out before the cache control came to them; of the others the last ones stay.
-    harness.cache.fold(rows)
-    harness.check()
-    assert harness.kept() == [17, 18, 19]
-    assert harness.cache.engine.used_bytes <= budget
 
 
 def test_a_keep_that_comes_too_late_is_undone() -> None:
@@ -253,9 +237,6 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
 
-# -- changes
-
-
 # -- from one mount to the next
 
 
@@ -298,16 +279,6 @@ def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
     again.check()
     again.fetched(*range(20, 30))
     assert 4 not in again.kept()
-
-
-def test_a_record_of_an_unknown_section_is_taken_over() -> None:
-    content = MemoryContent()
-    content.set_capacity(CAPACITY)
-    content.land(ContentKey(1), bytes(500))
-    content.apply((), [Keep(ContentKey(1), "importance")])
-    harness = Harness(content=content)
-    harness.check()
-    assert harness.kept() == [1]
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1", b"garbage", b"\x01", msgpack.packb([1, 2])])

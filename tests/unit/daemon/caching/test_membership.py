@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+from waiting import eventually
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs import cluster as stream_module
@@ -21,14 +21,6 @@ from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import Node as Known
 
 HERE, A, B = "http://127.0.0.1:80", "http://198.51.100.1:80", "http://198.51.100.2:80"
-
-
-def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: object) -> None:
-        trio.run(functools.partial(test, **fixtures))
-
-    return run
 
 
 class Names:
@@ -83,52 +75,42 @@ async def running(node: Node) -> AsyncIterator[Node]:
         nursery.cancel_scope.cancel()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
-        while not condition():
-            await trio.sleep(0.002)
-
-
-@in_trio
 async def test_all_addresses_of_a_name_are_members_and_this_node_finds_itself(names: Names) -> None:
     names.says("127.0.0.1 198.51.100.1")
     async with running(Node(names.options("http://nodes:80"))) as node:
-        await until(lambda: node.known == [HERE, A])
+        await eventually(lambda: node.known == [HERE, A])
         assert node.members.has_own
         assert list(node.members.statuses()) == [A]
         names.says("127.0.0.1 198.51.100.1 198.51.100.2")
-        await until(lambda: node.known == [HERE, A, B])
+        await eventually(lambda: node.known == [HERE, A, B])
         edition, asked = node.members.edition, names.asked
-        await until(lambda: names.asked > asked + 3)
+        await eventually(lambda: names.asked > asked + 3)
         assert node.members.edition == edition
-        await until(lambda: node.moves == 2)
+        await eventually(lambda: node.moves == 2)
 
 
-@in_trio
 async def test_a_node_that_the_name_does_not_have_yet_is_the_home_of_nothing(names: Names) -> None:
     names.says("198.51.100.1 198.51.100.2")
     async with running(Node(names.options("http://nodes:80"))) as node:
-        await until(lambda: node.known == [A, B])
+        await eventually(lambda: node.known == [A, B])
         assert not node.members.has_own
-        await until(lambda: all(map(node.members.is_remote, range(1000))))
+        await eventually(lambda: all(map(node.members.is_remote, range(1000))))
         names.says("198.51.100.1 198.51.100.2 127.0.0.1")
-        await until(lambda: not all(map(node.members.is_remote, range(1000))))
+        await eventually(lambda: not all(map(node.members.is_remote, range(1000))))
         assert node.members.has_own
 
 
-@in_trio
 async def test_the_next_manager_goes_on_with_what_the_last_one_knew(names: Names) -> None:
     names.says("127.0.0.1 198.51.100.1 198.51.100.2")
     options = names.options("http://nodes:80")
     async with running(Node(options)) as node:
-        await until(lambda: len(node.known) == 3)
+        await eventually(lambda: len(node.known) == 3)
     names.says("-", "127.0.0.1 198.51.100.1", "-")
     async with running(Node(options, node.members)) as following:
-        await until(lambda: len(names.answers["nodes"]) == 1)
+        await eventually(lambda: len(names.answers["nodes"]) == 1)
         assert following.known == [HERE, A, B]
 
 
-@in_trio
 async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, caplog: pytest.LogCaptureFixture) -> None:
     names.says("198.51.100.1", name="n1")
     options = names.options(f"{HERE}+http://n1:80+http://n2:80")
@@ -142,21 +124,20 @@ async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, cap
         for address in ("198.51.100.1", "198.51.100.2"):
             names.says(address, name="n1")
             wanted = {HERE: ["127.0.0.1"], "http://n1:80": [address], "http://n2:80": []}
-            await until(lambda wanted=wanted: addresses() == wanted)
+            await eventually(lambda wanted=wanted: addresses() == wanted)
         # Changed while no name is answered for: what is known stays.
         names.says("-", name="n1")
         node.membership.change(options.changed("peers", f"{HERE}+http://n1:80*2+http://n2:80"))
-        await until(lambda: node.moves == 1)
+        await eventually(lambda: node.moves == 1)
         assert addresses()["http://n1:80"] == ["198.51.100.2"]
         node.membership.change(options.changed("peers", "http://unknown:80"))
         asked = names.asked
-        await until(lambda: names.asked > asked + 2)
+        await eventually(lambda: names.asked > asked + 2)
         assert len(node.known) == 3, "a name that no one knows takes no node away"
     assert node.moves == 1
     assert "n2 cannot be looked up" in caplog.text
 
 
-@in_trio
 async def test_a_name_that_is_not_answered_for_keeps_no_other_waiting(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,13 +154,12 @@ async def test_a_name_that_is_not_answered_for_keeps_no_other_waiting(
     node = Node(options)
     node.members.change(options.peers, {HERE})
     async with running(node):
-        await until(
+        await eventually(
             lambda: any(found is not None and "198.51.100.1" in found.addresses for found in node.members.nodes())
         )
     over.set()
 
 
-@in_trio
 async def test_a_list_is_changed_while_mounted(names: Names) -> None:
     before = names.options(f"{HERE}+{A}")
     node = Node(before)
@@ -187,14 +167,14 @@ async def test_a_list_is_changed_while_mounted(names: Names) -> None:
     async with running(node):
         for peers, known in ((f"{HERE}+{A}+{B}", [HERE, A, B]), (f"{HERE}+{B}*3", [HERE, B])):
             node.membership.change(before.changed("peers", peers))
-            await until(lambda known=known: node.known == known)
+            await eventually(lambda known=known: node.known == known)
             assert node.members.has_own
-        await until(lambda: node.moves == 2)
+        await eventually(lambda: node.moves == 2)
         names.says("127.0.0.1 198.51.100.1")
         node.membership.change(before.changed("peers", "http://nodes:80"))
-        await until(lambda: node.known == [HERE, A])
+        await eventually(lambda: node.known == [HERE, A])
         node.membership.change(before)
-        await until(lambda: node.members.nodes()[1].host == "198.51.100.1")
+        await eventually(lambda: node.members.nodes()[1].host == "198.51.100.1")
         assert node.known == [HERE, A]
         with pytest.raises(ConfigError, match="unmount"):
             node.membership.change(before.changed("peers", "none"))
@@ -207,20 +187,18 @@ async def test_a_list_is_changed_while_mounted(names: Names) -> None:
         membership.change(before)
 
 
-@in_trio
 async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) -> None:
     names.says("198.51.100.1", name="n1")
     options = names.options("redis://n1/set*0.5")
     async with running(Node(options)) as node:
-        await until(lambda: Known("redis://n1/set", "n1", ["198.51.100.1"]) in node.members.nodes())
+        await eventually(lambda: Known("redis://n1/set", "n1", ["198.51.100.1"]) in node.members.nodes())
         assert node.members.members == ["here", "redis://n1/set"]
-        await until(lambda: node.moves == 1)
+        await eventually(lambda: node.moves == 1)
         remote = sum(map(node.members.is_remote, range(1 << 16)))
         node.membership.change(options.changed("peers", "redis://n1/set*0.25"))
-        await until(lambda: sum(map(node.members.is_remote, range(1 << 16))) < 0.55 * remote)
+        await eventually(lambda: sum(map(node.members.is_remote, range(1 << 16))) < 0.55 * remote)
 
 
-@in_trio
 async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
     names.says("198.51.100.2", name="n2")
@@ -228,30 +206,32 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
         urls = ["http://n1:80", "http://n2:80", A]
         one, two, three = (Node(names.options("cluster/set", cluster=server.url, peer_self=url)) for url in urls)
         async with running(one):
-            await until(lambda: one.known == urls[:1])
+            await eventually(lambda: one.known == urls[:1])
             assert one.members.has_own
             assert not any(map(one.members.is_remote, range(1000)))
             async with running(two):
                 async with running(three):
                     for node in (one, two, three):
-                        await until(lambda node=node: node.known == sorted(urls))
+                        await eventually(lambda node=node: node.known == sorted(urls))
                     assert set(one.members.statuses()) == set(urls[1:])
                     # A name is looked up by those who ask it, and no name where the URL has an address.
                     expected = {urls[0]: [], urls[1]: ["198.51.100.2"], A: ["198.51.100.1"]}
-                    await until(lambda: {node.url: node.addresses for node in one.members.nodes() if node} == expected)
-                await until(lambda: one.known == two.known == urls[:2])
+                    await eventually(
+                        lambda: {node.url: node.addresses for node in one.members.nodes() if node} == expected
+                    )
+                await eventually(lambda: one.known == two.known == urls[:2])
                 server.kill()
                 await trio.sleep(0.2)
                 assert one.known == two.known == urls[:2]
             # No one has heard it, for the server was down.
             assert one.known == urls[:2]
             server.start()
-            await until(lambda: one.known == urls[:1])
+            await eventually(lambda: one.known == urls[:1])
             assert one.moves >= 2
 
             # To another way of finding them and back, while mounted.
             found = one.membership._options
             one.membership.change(found.changed("peers", f"{urls[0]}+{A}"))
-            await until(lambda: one.known == sorted([urls[0], A]))
+            await eventually(lambda: one.known == sorted([urls[0], A]))
             one.membership.change(found)
-            await until(lambda: one.known == urls[:1])
+            await eventually(lambda: one.known == urls[:1])

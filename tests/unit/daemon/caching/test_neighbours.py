@@ -67,7 +67,6 @@ class Harness:
         self.catalogue.record_root(self.source.stat(b""))
         self.catalogue.record_listing(ROOT_INODE, list(self.source.scan(b""))[1:], 0, 1e9)
         found = self.catalogue.find(ROOT_INODE, archive)
-        assert found is not None
         assert stat.S_ISDIR(found.stat.mode)
         self.directory = found.inode
         self.catalogue.record_listing(found.inode, list(self.source.scan(archive))[1:], 0, 1e9)
@@ -83,7 +82,6 @@ class Harness:
     def node(self, number: int) -> Node:
         name = b"%03d.jpg" % number
         found = self.catalogue.find(self.directory, name)
-        assert found is not None
         return Node(found.inode, self.archive + b"/" + name, found.stat)
 
     def chunk(
@@ -95,37 +93,34 @@ class Harness:
     ) -> Chunk | None:
         return self.neighbours.chunk(self.node(number), self.reader, since, near, most_bytes)
 
-    def numbers(self, chunk: Chunk | None) -> list[int]:
-        return [] if chunk is None else [int(node.path[-7:-4]) for node in chunk.nodes]
+    def numbers(self, chunk: Chunk) -> list[int]:
+        return [int(node.path[-7:-4]) for node in chunk.nodes]
 
 
 @pytest.mark.parametrize("archive", [b"s.tar", b"s.zip"])
-def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
+async def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
     harness = Harness(indexers, tmp_path, [7, 20, 6, 30, 8, *range(10, 20)], 40, archive)
     chunk = harness.chunk(7)
-    assert chunk is not None
     assert harness.numbers(chunk) == [6, 7, 8], "no one reads 5 and 9"
+    got: list[bytes] = []
 
-    async def take() -> list[bytes]:
-        got: list[bytes] = []
-        async with trio.open_nursery() as nursery:
-            for node in chunk.nodes:
+    async def take(node: Node) -> None:
+        got.append(await chunk.payload(node))
 
-                async def one(node: Node = node) -> None:
-                    got.append(await chunk.payload(node))
-
-                nursery.start_soon(one)
-        return sorted(got)
-
-    assert trio.run(take) == [FILES[b"%03d.jpg" % number] for number in (6, 7, 8)]
+    async with trio.open_nursery() as nursery:
+        for node in chunk.nodes:
+            nursery.start_soon(take, node)
+    assert sorted(got) == [FILES[b"%03d.jpg" % number] for number in (6, 7, 8)]
     assert harness.reads.count == 1
 
 
 def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: Path) -> None:
     order = [7, *range(10, 40), 6, 8]
-    assert harness_numbers(indexers, tmp_path, order, cached=17) == [6, 7, 8]
-    assert harness_numbers(indexers, tmp_path, order, cached=15) == [], "by then others fill the cache"
-    assert Harness(indexers, tmp_path, order, 15).chunk(7, since=4) is not None, "the first of them wait somewhere else"
+    harness = Harness(indexers, tmp_path, order, cached=17)
+    assert harness.numbers(harness.chunk(7)) == [6, 7, 8]
+    harness = Harness(indexers, tmp_path, order, cached=15)
+    assert harness.chunk(7) is None, "by then others fill the cache"
+    assert harness.chunk(7, since=4) is not None, "the first of them wait somewhere else"
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     near = {harness.node(8).inode}
     assert harness.numbers(harness.chunk(7, near.__contains__)) == [6, 7], "8 is there already"
@@ -136,11 +131,6 @@ def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: P
     assert harness.chunk(7) is None
 
 
-def harness_numbers(indexers: Indexers, directory: Path, order: list[int], cached: int) -> list[int]:
-    harness = Harness(indexers, directory, order, cached)
-    return harness.numbers(harness.chunk(7))
-
-
 def test_by_a_plan_that_is_not_proven_hardly_anything_comes_along(indexers: Indexers, tmp_path: Path) -> None:
     harness = Harness(indexers, tmp_path, [7, *range(10, 40), *range(10, 40), 0, 1, 6, 8], 1000)
     assert harness.numbers(harness.chunk(7)) == [6, 7, 8]
@@ -148,24 +138,22 @@ def test_by_a_plan_that_is_not_proven_hardly_anything_comes_along(indexers: Inde
     assert harness.numbers(harness.chunk(7)) == [6, 7], "8 is the 64th"
 
 
-def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexers, tmp_path: Path) -> None:
+async def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexers, tmp_path: Path) -> None:
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)
-    assert chunk is not None
     harness.reads.fails = SourceUnavailable("away")
     for node in chunk.nodes:
         with pytest.raises(SourceUnavailable, match="away"):
-            trio.run(chunk.payload, node)
+            await chunk.payload(node)
     assert harness.reads.count == 1
 
 
-def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
+async def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
     """The archive was replaced by one of the same size and time."""
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)
-    assert chunk is not None
     version = harness.memory.stat(b"s.tar").version
     harness.memory.add(b"s.tar", tar_of(dict(reversed(FILES.items()))), mtime_ns=version.mtime_ns)
     for node in chunk.nodes:
         with pytest.raises(ArchiveFailed, match="other bytes"):
-            trio.run(chunk.payload, node)
+            await chunk.payload(node)

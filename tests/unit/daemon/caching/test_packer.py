@@ -22,7 +22,7 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
@@ -82,7 +82,6 @@ class Harness:
 
     @property
     def policy(self) -> Impact:
-        assert isinstance(self.cache.engine.policy, Impact)
         return self.cache.engine.policy
 
     @property
@@ -109,11 +108,8 @@ class Harness:
         self.policy.scored_by("train", self.inode(number), loss)
 
     def inode(self, number: int) -> int:
-        directory = self.catalogue.find(ROOT_INODE, b"train")
-        assert directory is not None
-        found = self.catalogue.find(directory.inode, b"%03d" % number)
-        assert found is not None
-        return found.inode
+        directory = self.catalogue.directory_inode(b"train")
+        return self.catalogue.find(directory, b"%03d" % number).inode
 
     def read(self, *numbers: int) -> None:
         """As a reader does it: what is missing is fetched."""

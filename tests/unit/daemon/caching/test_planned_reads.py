@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 from forking import exit_status, forked
+from waiting import eventually
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED
 from spiderfs.daemon.caching import planned_reads
@@ -136,10 +137,12 @@ class Harness:
             self.batches.begin(node, partial(ended, node), push)
         self.batches.send()
 
+    async def fetch(self, *nodes: Node, push: bool = False) -> list[PrefetchResult | None]:
+        self.begin(*nodes, push=push)
+        return await self.all_ended(*nodes)
+
     async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
-        with trio.fail_after(20):
-            while not all(node.path in self.ended for node in nodes):
-                await trio.sleep(0.005)
+        await eventually(lambda: all(node.path in self.ended for node in nodes))
         assert not any(node.inode in self.flights for node in nodes)
         return [self.ended[node.path] for node in nodes]
 
@@ -200,9 +203,7 @@ def harness(idle: Harness) -> AbstractAsyncContextManager[Harness]:
 
 async def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
     nodes = [harness.add(f"{size}", size) for size in SIZES]
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert [result and (result.where, result.size, result.failed) for result in results] == [
         (FETCHED, size, False) for size in SIZES
     ]
@@ -226,15 +227,12 @@ async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> Non
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
-        harness.begin(*nodes, push=True)
-        results = await harness.all_ended(*nodes)
+        results = await harness.fetch(*nodes, push=True)
         # Those whose places in the table of flights were taken are handed back.
         pushed = [node for node, result in zip(nodes, results, strict=True) if result is not None]
         assert len(pushed) > len(nodes) // 2
         assert all(result is None or (result.where, result.pushed) == (FETCHED, True) for result in results)
-        with trio.fail_after(10):
-            while len(given) < len(pushed):
-                await trio.sleep(0.005)
+        await eventually(lambda: len(given) >= len(pushed))
         nursery.cancel_scope.cancel()
     assert given == {node.inode: (harness.root / os.fsdecode(node.path)).read_bytes() for node in pushed}
     assert harness.reading.room == 8
@@ -243,11 +241,8 @@ async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> Non
 async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness) -> None:
     node, gone = harness.add("file", 50_000), harness.add("gone", 50_000)
     (harness.root / "gone").unlink()
-
     harness.kernel.close()
-    harness.begin(node, gone, push=True)
-    result, handed_back = await harness.all_ended(node, gone)
-    assert result is not None
+    result, handed_back = await harness.fetch(node, gone, push=True)
     assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
     assert handed_back == PrefetchResult(None, failed=True)
     assert harness.held(node) == (harness.root / "file").read_bytes()
@@ -265,7 +260,6 @@ async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harne
         await harness.awaited(node)
         harness.source.give()
         (result,) = await harness.all_ended(node)
-    assert result is not None
     assert (result.where, result.pushed) == (FETCHED, True)
     harness.kernel.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -289,9 +283,7 @@ async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_wi
 
 async def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
     nodes = [harness.add(f"{number}", 200_000) for number in range(6)]
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert all(result is None or result.where == FETCHED for result in results)
     assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
@@ -301,9 +293,7 @@ async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Har
     harness.content.land(ContentKey(stored.inode), (harness.root / "stored").read_bytes())
     other = FetchLock(harness.lock_path)
     assert other.try_hold(ContentKey(locked.inode))
-
-    harness.begin(stored, locked, free)
-    results = await harness.all_ended(stored, locked, free)
+    results = await harness.fetch(stored, locked, free)
     assert results[:2] == [None, None]
     assert results[2] is not None
     assert harness.counted("origin_reads") == 1
@@ -317,10 +307,8 @@ async def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) 
     harness.content.land(ContentKey(node.inode), (harness.root / HELD).read_bytes())
     harness.source.give()
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert result.where == HIT
     member = harness.content.member(ContentKey(node.inode))
-    assert member is not None
     assert member.section != "landing"
     assert node.inode in harness.cache.engine.members
 
@@ -329,9 +317,7 @@ async def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harn
     gone, changed, good = (harness.add(name, 50_000) for name in ("gone", "changed", "good"))
     (harness.root / "gone").unlink()
     (harness.root / "changed").write_bytes(b"of another size")
-
-    harness.begin(gone, changed, good)
-    results = await harness.all_ended(gone, changed, good)
+    results = await harness.fetch(gone, changed, good)
     assert [result and (result.where, result.failed) for result in results] == [
         (None, True),
         (None, True),
@@ -384,7 +370,6 @@ async def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
     monkeypatch.setattr(harness.cache, "apply", full)
     harness.source.give()
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert result.where == HIT
     (other,) = harness.content.extents.lease([200_000])
     harness.content.extents.write(other, bytes(200_000))
@@ -401,9 +386,7 @@ async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, m
         return land_kept(records, sections, drop)
 
     monkeypatch.setattr(harness.content, "land_kept", full)
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert [result and (result.where, result.failed) for result in results] == [
         (FETCHED, False),
         (UNSTORED, True),
@@ -416,10 +399,7 @@ async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, m
 async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
     harness.cache.set_capacity(100_000)
     node = harness.add("file", 300_000)
-
-    harness.begin(node)
-    (result,) = await harness.all_ended(node)
-    assert result is not None
+    (result,) = await harness.fetch(node)
     assert (result.where, result.failed) == (REFUSED, True)
     # Its chunks are free again.
     assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None

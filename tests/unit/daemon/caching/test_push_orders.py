@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from waiting import eventually
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, UNSTORED, Access
@@ -118,24 +119,36 @@ class Harness:
         epoch = PlannedEpoch(0, inodes, places, np.array(order, np.uint32))
         self.reader = PlannedReader(epoch, 0.0)
         self.done: list[tuple[int, PrefetchResult]] = []
-        self.backend.look((self.reader,), again=False, idle=False)
+        self.look()
 
     def node(self, inode: int) -> Node:
         found = SourceStat(stat.S_IFREG | 0o644, 0, 0, self.size, 0)
         return Node(inode, b"%d" % inode, found)
 
+    def look(self, again: bool = False) -> None:
+        self.backend.look((self.reader,), again=again, idle=False)
+
+    def prefetch(self, position: int, reader: PlannedReader | None = None, inode: Any = None) -> None:
+        """Have the file at this position of the plan prefetched; `inode`: that at a position of a later epoch."""
+        reader = reader or self.reader
+        inode = inode or reader.epoch.key(position)
+        self.backend.prefetch(
+            self.node(inode), reader, position, lambda node, reader, result: self.done.append((node.inode, result))
+        )
+
     def push(self, files: int) -> list[int]:
         """Bring the next files, as many as there is room for, like the prefetcher."""
         before = len(self.pusher.ordered)
         for position in range(before, before + files):
-            node = self.node(position + 1)
-            if not self.backend.has_room() or self.backend.judge(node) is not Admission.PREFETCH:
+            if not self.backend.has_room() or self.backend.judge(self.node(position + 1)) is not Admission.PREFETCH:
                 break
-            self.backend.prefetch(
-                node, self.reader, position, lambda node, reader, result: self.done.append((node.inode, result))
-            )
+            self.prefetch(position)
         self.backend.send()
         return self.pusher.ordered[before:]
+
+    def comes(self, inode: int, where: int | None, **told: Any) -> None:
+        """What was to be fetched into the store has come, or has failed."""
+        self.together.done(self.node(inode), self.reader, PrefetchResult(where, SIZE, 0.1, **told))
 
     def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
         accesses = [Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]
@@ -163,7 +176,7 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
         harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 11)]
     harness.reader.progressed(4, 4, 0.0)
-    harness.backend.look((harness.reader,), again=False, idle=False)
+    harness.look()
     harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 15)]
     # The plan is gone, and with it everything that waited for its reader.
@@ -174,21 +187,19 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
 def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harness) -> None:
     harness.reader.exchanges = True
     for position in range(50, 58):
-        harness.backend.prefetch(
-            harness.node(position + 1), harness.reader, position, lambda node, reader, result: None
-        )
+        harness.prefetch(position)
         harness.tell(position + 1)
     assert harness.backend.waiting_bytes == 8 * SIZE
     for position in range(6):
         harness.reader.epoch.swap(position, 50 + position)
     harness.reader.progressed(6, 6, 0.0)
-    harness.backend.look((harness.reader,), again=False, idle=False)
+    harness.look()
     # The other job has ended; what has changed places stays so.
     harness.reader.exchanges = False
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     assert harness.backend.waiting_bytes == 2 * SIZE
     harness.reader.progressed(58, 58, 0.0)
-    harness.backend.look((harness.reader,), again=False, idle=False)
+    harness.look()
     assert harness.backend.waiting_bytes == 0
 
 
@@ -256,7 +267,7 @@ def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_again(har
     harness.backend._lost()
     assert [found.failed for _, found in harness.done] == [False] * 5
     assert (harness.backend.under_way, harness.backend.looks_again) == (0, True)
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     assert not harness.backend.looks_again
     harness.pusher.ordered.clear()
     assert len(harness.push(5)) == 5
@@ -264,11 +275,11 @@ def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_again(har
 
 def test_an_order_that_no_one_reports_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.push(3)
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     assert harness.backend.under_way == 3
     later_s = steady_clock.now() + 60
     monkeypatch.setattr(steady_clock, "now", lambda: later_s)
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     assert harness.backend.under_way == 0
     assert all(found.failed for _, found in harness.done)
 
@@ -283,13 +294,10 @@ async def test_without_a_process_samples_are_fetched_into_the_store(
     process = Pushing(tmp_path, 1, SharedSlots(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
     async with trio.open_nursery() as nursery:
         process.need()
         nursery.start_soon(process.run)
-        with trio.fail_after(20):
-            while not process.broken:
-                await trio.sleep(0.01)
+        await eventually(lambda: process.broken)
         nursery.cancel_scope.cancel()
     assert not process.ready
     assert "cannot start the process that pushes files ahead" in caplog.text
@@ -326,11 +334,7 @@ class Drawn:
 
     def prefetch(self, *positions: int) -> None:
         for position in positions:
-            inode = self.reader.epoch.key(position)
-            assert isinstance(inode, int)
-            self.harness.backend.prefetch(
-                self.harness.node(inode), self.reader, position, lambda node, reader, result: None
-            )
+            self.harness.prefetch(position, self.reader)
 
     def progressed(self, taken: int) -> None:
         self.engine.progressed(1, "train", 0, taken, taken, 0.0)
@@ -395,8 +399,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
 
     def prefetch_all() -> None:
         for position, inode in drawn.reader.coming(100):
-            assert isinstance(inode, int)
-            backend.prefetch(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, result: None)
+            drawn.harness.prefetch(position, drawn.reader, inode)
         drawn.harness.tell(*drawn.ordered)
 
     prefetch_all()
@@ -453,26 +456,20 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     together.has_neighbours = True
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
 
-    def prefetch(inode: int) -> None:
-        backend.prefetch(harness.node(inode), harness.reader, inode - 1, done)
-
-    def done(node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
-        harness.done.append((node.inode, result))
-
     def comes(inode: int, where: int | None, failed: bool = False) -> None:
         if where == FETCHED:
             harness.cache.engine.place(inode, SIZE)
-        together.done(harness.node(inode), harness.reader, PrefetchResult(where, SIZE, 0.1, failed))  # type: ignore[misc]
-        backend.look((harness.reader,), again=False, idle=False)
+        harness.comes(inode, where, failed=failed)
+        harness.look()
 
-    prefetch(1)
+    harness.prefetch(0)
     assert together.begun == [1, 2]
     assert (harness.pusher.ordered, backend.under_way) == ([], 2)
     assert backend.is_resident(2), "it is on its way"
-    prefetch(11)
+    harness.prefetch(10)
     assert together.since == 10, "what is read before waits in the page cache"
     assert together.begun == [1, 2, 11, 12]
-    prefetch(21)
+    harness.prefetch(20)
     assert harness.pusher.ordered == [21], "more than two requests of this kind are not made at a time"
     comes(2, FETCHED)
     comes(1, FETCHED)
@@ -480,14 +477,14 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     assert [inode for inode, _ in harness.done] == [2, 1]
     harness.tell(1, 2, where=HIT | PUSHED)
     together.resident.add(32)
-    prefetch(31)
+    harness.prefetch(30)
     assert harness.pusher.ordered[3:] == [31], "32 is there"
     # A disk that is full, and a source that fails: others come alone, and what was fetched in vain may come again.
     comes(11, UNSTORED, failed=True)
     assert harness.pusher.ordered[4:] == [11], "workers have it in memory"
     comes(12, None, failed=True)
     assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
-    prefetch(41)
+    harness.prefetch(40)
     assert harness.pusher.ordered[5:] == [41]
 
 
@@ -496,14 +493,13 @@ def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: 
     assert harness.push(1) == []
     assert harness.together.given == [1]
     assert (harness.backend.under_way, harness.backend.is_ready(1), harness.backend.is_resident(1)) == (1, False, True)
-    assert harness.together.done is not None
-    harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
+    harness.comes(1, FETCHED, placed=True, pushed=True)
     assert [(inode, found.where, found.failed) for inode, found in harness.done] == [(1, FETCHED, False)]
     assert (harness.backend.under_way, harness.backend.is_ready(1)) == (0, True)
     assert harness.backend.waiting_bytes == SIZE
     assert harness.counters.value("pushed") == 1
     harness.reader.progressed(1, 1, 0.0)
-    harness.backend.look((harness.reader,), again=False, idle=False)
+    harness.look()
     assert harness.backend.waiting_bytes == 0
 
 
@@ -511,9 +507,8 @@ def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: 
 def test_what_the_kernel_was_not_given_is_pushed(harness: Harness, failed: bool) -> None:
     harness.together.pushes = True
     harness.push(1)
-    assert harness.together.done is not None
     where = UNSTORED if failed else FETCHED
-    harness.together.done(harness.node(1), harness.reader, PrefetchResult(where, SIZE, 0.1, failed, not failed))
+    harness.comes(1, where, failed=failed, placed=not failed)
     assert harness.pusher.ordered == [1]
     assert harness.backend.under_way == failed, "only what is not in the store waits for the source"
     # Most likely it does not know the next ones either.
@@ -526,8 +521,7 @@ def test_what_the_kernel_was_not_given_is_pushed(harness: Harness, failed: bool)
 def test_what_could_not_be_fetched_for_the_kernel_is_left_to_its_reader(harness: Harness) -> None:
     harness.together.pushes = True
     harness.push(1)
-    assert harness.together.done is not None
-    harness.together.done(harness.node(1), harness.reader, PrefetchResult(None, failed=True))
+    harness.comes(1, None, failed=True)
     assert (harness.pusher.ordered, harness.backend.under_way, 1 in harness.pushed) == ([], 0, False)
     assert [found.failed for _, found in harness.done] == [True]
 
@@ -543,11 +537,10 @@ def test_what_was_being_fetched_for_the_kernel_when_that_forgot_its_pages_is_pus
     harness.together.pushes = True
     harness.push(1)
     harness.tell(0, where=FORGOTTEN)
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     assert harness.backend.is_resident(1), "it is passed by while it is on its way"
     assert not harness.backend.looks_again
-    assert harness.together.done is not None
-    harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
+    harness.comes(1, FETCHED, placed=True, pushed=True)
     assert harness.backend.looks_again
     assert not harness.backend.is_resident(1)
 
@@ -557,7 +550,7 @@ def test_the_read_of_an_order_that_was_lost_counts_though_the_kernel_had_the_fil
 ) -> None:
     harness.push(1)
     harness.backend._lost()
-    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.look(again=True)
     harness.pusher.ordered.clear()
     assert harness.push(1) == [1]
     harness.backend._answered(1, IN_MEMORY)

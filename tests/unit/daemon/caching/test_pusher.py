@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 from planning import pusher_of
+from waiting import eventually
 
 from spiderfs.daemon.caching import pusher as module
 from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, orders_of, packed_order
@@ -55,14 +56,8 @@ async def stopped() -> int:
     pid = pusher_of(os.getpid())
     os.kill(pid, signal.SIGSTOP)
     states = Path(f"/proc/{pid}/task").glob
-    await until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in states("*/stat")))
+    await eventually(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in states("*/stat")))
     return pid
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(30):
-        while not condition():
-            await trio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -70,7 +65,7 @@ async def running(kept: Kept) -> AsyncIterator[Kept]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kept.pusher.run)
         kept.pusher.need()
-        await until(lambda: kept.pusher.ready)
+        await eventually(lambda: kept.pusher.ready)
         yield kept
         nursery.cancel_scope.cancel()
 
@@ -89,18 +84,17 @@ async def test_a_process_that_does_nothing_is_replaced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.1)
-
     first = await stopped()
     kept.pusher.order(1, b"none")
     assert kept.pusher.send() == []
-    await until(lambda: kept.lost)
+    await eventually(lambda: kept.lost)
     monkeypatch.setattr(module, "ASK_S", 20.0)
     assert kept.pusher.broken, "meanwhile samples are fetched into the store"
-    await until(lambda: kept.pusher.ready)
+    await eventually(lambda: kept.pusher.ready)
     assert pusher_of(os.getpid()) != first
     kept.pusher.order(2, b"none")
     assert kept.pusher.send() == []
-    await until(lambda: kept.answers)
+    await eventually(lambda: kept.answers)
     assert (kept.answers, kept.lost) == ([(2, errno.ENOENT)], 1)
     assert caplog.text.count("does nothing") == 1
 
@@ -111,7 +105,7 @@ async def test_orders_go_some_at_a_time_and_those_that_are_not_taken_are_named(k
     for number, path in paths.items():
         kept.pusher.order(number, path)
     assert kept.pusher.send() == kept.pusher.send() == []
-    await until(lambda: len(kept.answers) == len(paths))
+    await eventually(lambda: len(kept.answers) == len(paths))
     assert sorted(kept.answers) == [(number, errno.ENOENT) for number in paths]
     kept.pusher._orders = None
     for number, path in paths.items():
@@ -124,10 +118,10 @@ async def test_a_process_that_does_not_begin_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "BEGIN_S", 0.0)
     os.kill(pusher_of(os.getpid()), signal.SIGKILL)
-    await until(lambda: kept.lost == 2)
+    await eventually(lambda: kept.lost == 2)
     assert kept.pusher.broken
     monkeypatch.setattr(module, "BEGIN_S", 20.0)
-    await until(lambda: kept.pusher.ready)
+    await eventually(lambda: kept.pusher.ready)
     assert not kept.pusher.broken
     assert "has not begun" in caplog.text
 
@@ -140,9 +134,9 @@ async def test_a_process_that_dies_with_orders_unread_has_ended_like_any_other(
         kept.pusher.order(number, b"none")
         assert kept.pusher.send() == []
     os.kill(first, signal.SIGKILL)
-    await until(lambda: kept.lost)
+    await eventually(lambda: kept.lost)
     assert not kept.pusher.broken
-    await until(lambda: kept.pusher.ready)
+    await eventually(lambda: kept.pusher.ready)
     assert "has ended: another one starts" in caplog.text
     assert "cannot start" not in caplog.text
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+from waiting import eventually
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.background_rate import BackgroundRate
@@ -74,14 +75,9 @@ class Harness:
     def warm(self, *lines: bytes) -> None:
         self.warmer.warm([Pattern(line, b"/mnt") for line in lines])
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        with trio.fail_after(20):
-            while not condition():
-                await trio.sleep(0.001)
-
     async def done(self) -> Warming:
         # Looking at it has an effect once it is done.
-        await self.until(lambda: not self.warmer._warming.working)
+        await eventually(lambda: not self.warmer._warming.working)
         return self.warmer.status()
 
 
@@ -107,7 +103,7 @@ def harness(tmp_path: Path) -> AbstractAsyncContextManager[Harness]:
 async def test_requests_are_counted_together_until_someone_has_seen_that_all_is_done(harness: Harness) -> None:
     harness.add(b"a/1", b"a/2", b"b/1", b"c/1")
     harness.warm(b"a")
-    await harness.until(lambda: not harness.warmer._warming.working)
+    await eventually(lambda: not harness.warmer._warming.working)
     harness.warm(b"b", b"a/1", b"no/such", b"nor.this")
     done = await harness.done()
     assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
@@ -155,9 +151,9 @@ async def test_all_is_found_while_the_first_files_are_fetched(harness: Harness) 
     harness.add(*(b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)))
     harness.warm(b"/")
     assert harness.warmer.status().searching
-    await harness.until(lambda: not harness.warmer.status().searching)
+    await eventually(lambda: not harness.warmer.status().searching)
     assert harness.warmer.status() == Warming(found=400, left=400, left_bytes=40_000)
-    await harness.until(lambda: harness.source.waiting == harness.at_once)
+    await eventually(lambda: harness.source.waiting == harness.at_once)
     harness.source.open.set()
     assert await harness.done() == Warming(found=400, fetched=400, fetched_bytes=40_000)
     assert harness.source.most == harness.at_once < AT_ONCE, "readers have the other threads"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
@@ -44,6 +43,10 @@ class Harness:
         then = time.time() - WANTED_S - 1
         os.utime(self.wanted, (then, then))
 
+    def look(self) -> None:
+        self.log.want()
+        self.log.write()
+
     def paths(self) -> list[bytes]:
         return [found["path"] for found in LINE.finditer(self.file.read_bytes())]
 
@@ -55,8 +58,7 @@ def harness(tmp_path: Path) -> Harness:
 
 def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness) -> None:
     harness.log.record_accesses([event(1), event(2, FETCHED)])
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     assert harness.paths() == [SHOWN[1], SHOWN[2]]
     harness.log.record_accesses([event(1, REFUSED)])
     harness.log.write()
@@ -64,12 +66,8 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
 
 
-@pytest.fixture
-def clock() -> trio.abc.Clock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
-async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness, clock: trio.abc.Clock) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness) -> None:
     harness.log.render()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.log.run)
@@ -85,8 +83,7 @@ async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness, clo
 def test_a_line_says_what_happened(harness: Harness) -> None:
     rows = [event(1, HIT), event(1, FETCHED, 1 << 33), event(2, REFUSED, 5, 7), event(3, WARMED), event(9)]
     harness.log.record_accesses(rows)
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     found = [match.groupdict() for match in LINE.finditer(harness.file.read_bytes())]
     assert [row["how"] for row in found] == [b"hit", b"fetched", b"uncached", b"warmed", b"hit"]
     assert [int(row["size"]) for row in found] == [100, 1 << 33, 5, 100, 100]
@@ -100,15 +97,13 @@ def test_it_remembers_a_bounded_number(harness: Harness) -> None:
     for _ in range(3):
         harness.log.record_accesses([event(1)] * REMEMBERED_ACCESSES)
     harness.log.record_accesses([event(2)])
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     assert len(harness.paths()) == REMEMBERED_ACCESSES
     assert harness.paths()[-1] == SHOWN[2]
 
 
 def test_it_stops_when_no_one_has_looked_for_a_while(harness: Harness) -> None:
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     harness.log.record_accesses([event(1)])
     harness.forget()
     harness.log.write()
@@ -116,15 +111,13 @@ def test_it_stops_when_no_one_has_looked_for_a_while(harness: Harness) -> None:
     harness.log.record_accesses([event(2)])
     harness.log.write()
     assert harness.paths() == [SHOWN[1]]
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     assert harness.paths() == [SHOWN[1], SHOWN[2]]
 
 
 def test_a_large_file_is_begun_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 500)
-    harness.log.want()
-    harness.log.write()
+    harness.look()
     sizes = []
     for _ in range(40):
         harness.log.record_accesses([event(1)])

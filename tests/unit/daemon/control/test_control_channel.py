@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgpack
@@ -19,8 +18,6 @@ from spiderfs.daemon.control import channel as module
 from spiderfs.daemon.control.channel import ControlClient, Send, answer_questions
 from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
 from spiderfs.protocol.requests import socket_address
-
-PATIENCE_S = 20.0
 
 
 class Table:
@@ -70,22 +67,24 @@ class Harness:
                 return answer
 
 
-@asynccontextmanager
-async def running(
-    path: Path, *, answered: bool = True, table: Table | None = None, patience_s: float = PATIENCE_S
-) -> AsyncIterator[Harness]:
-    harness = Harness(path)
-    harness.table = table or harness.table
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         with socket_address(path) as address:
             listener.bind(address)
         listener.listen(128)
-        with trio.fail_after(patience_s):
-            async with trio.open_nursery() as nursery:
-                if answered:
-                    nursery.start_soon(answer_questions, listener, harness.table, nursery)
-                yield harness
-                nursery.cancel_scope.cancel()
+        yield listener
+
+
+@asynccontextmanager
+async def running(path: Path, table: Table | None = None) -> AsyncIterator[Harness]:
+    harness = Harness(path)
+    harness.table = table or harness.table
+    with listening(path) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_questions, listener, harness.table, nursery)
+            yield harness
+            nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -159,12 +158,7 @@ async def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: p
         assert sum(pieces) == 10_000_000
 
 
-@pytest.fixture
-def clock() -> trio.abc.Clock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
-async def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, clock: trio.abc.Clock) -> None:
+async def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, jumping_clock: trio.abc.Clock) -> None:
     long_s = 2 * module.ANSWER_TIMEOUT_S
 
     class Slow(Table):
@@ -179,7 +173,7 @@ async def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, 
 
     table = Slow()
 
-    async with running(path, table=table, patience_s=math.inf) as harness:
+    async with running(path, table=table) as harness:
         await harness.client.apply("evict", b"/\n")
         assert table.applied == [("evict", b"/\n")]
         assert await harness.ask("cache") == b"one two"
@@ -209,23 +203,17 @@ async def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
 
 
 async def test_a_manager_that_ends_in_the_middle_is_try_again(path: Path) -> None:
-    async with running(path, answered=False) as harness:
+    async def end(listener: trio.SocketListener) -> None:
+        stream = await listener.accept()
+        await stream.send_all(msgpack.packb({"text": b"a piece"}))
+        await trio.aclose_forcefully(stream)
 
-        async def end(listener: trio.SocketListener) -> None:
-            stream = await listener.accept()
-            await stream.send_all(msgpack.packb({"text": b"a piece"}))
-            await trio.aclose_forcefully(stream)
-
-        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        place = path.with_name("dying.sock")
-        with socket_address(place) as address:
-            raw.bind(address)
-        raw.listen(1)
-        harness.client = ControlClient(place)
-        async with trio.SocketListener(trio.socket.from_stdlib_socket(raw)) as listener, trio.open_nursery() as nursery:
+    with listening(path) as raw:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(raw))
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(end, listener)
             with pytest.raises(TryAgain):
-                await harness.ask("cache")
+                await Harness(path).ask("cache")
 
 
 async def test_a_question_that_makes_no_sense_ends_nothing(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,7 +228,6 @@ async def test_a_question_without_end_is_given_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1000)
-
     with caplog.at_level(logging.INFO):
         with pytest.raises(TryAgain):
             await harness.client.apply("warm", bytes(100_000))
@@ -268,30 +255,21 @@ async def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
-
-    async with running(path, answered=False) as harness:
-        with pytest.raises(TryAgain):
-            await harness.ask("stats")
+    with listening(path), pytest.raises(TryAgain):
+        await Harness(path).ask("stats")
 
 
 async def test_a_question_asked_before_the_manager_is_there_is_answered_when_it_comes(path: Path) -> None:
-    async with running(path, answered=False) as harness:
-        answers: list[bytes] = []
+    harness, answers = Harness(path), list[bytes]()
 
-        async def ask() -> None:
-            answers.append(await harness.ask("stats"))
+    async def ask() -> None:
+        answers.append(await harness.ask("stats"))
 
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        later = path.with_name("later.sock")
-        with socket_address(later) as address:
-            listener.bind(address)
-        listener.listen(1)
-        harness.client = ControlClient(later)
+    with listening(path) as listener:
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as asking:
                 asking.start_soon(ask)
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(answer_questions, listener, harness.table, nursery)
             nursery.cancel_scope.cancel()
-        listener.close()
-        assert answers == [b"text of stats"]
+    assert answers == [b"text of stats"]

@@ -80,13 +80,6 @@ def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
 
 
-async def test_a_change_reaches_everybody(harness: Harness) -> None:
-    assert harness.everywhere() == OLD
-    await harness.live.change(CHANGE)
-    assert harness.everywhere() == NEW
-    assert harness.taught_policy == "lru"
-
-
 @pytest.mark.parametrize("setting", [("workers", "3"), ("capacity", "lots"), ("polcy", "lru")])
 async def test_what_is_no_option_changes_nothing(harness: Harness, setting: tuple[str, str]) -> None:
     with pytest.raises(ConfigError):
@@ -119,6 +112,7 @@ async def test_what_a_component_refuses_is_taken_back_everywhere(
     assert harness.taught_policy == "spider"
     await harness.live.change(CHANGE)
     assert harness.everywhere() == NEW
+    assert harness.taught_policy == "lru"
 
 
 async def test_going_back_is_tried_again_until_it_succeeds(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.daemon.pipes import (
@@ -38,10 +37,6 @@ def all_events(reader: int) -> list[tuple[int, ...]]:
     return found
 
 
-def test_an_empty_pipe_has_no_events(pipe: tuple[int, int]) -> None:
-    assert read_events(pipe[0]) == []
-
-
 def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     writer.record_access((1 << 63) - 1, 1 << 40, FETCHED, 4_000_000, 7)
@@ -57,13 +52,6 @@ def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
         (2, 2, 0, 0, 0, 0, HIT, 0),
         (3, (1 << 63) - 2, 9, 0, 5, 65535, HIT, (1 << 32) - 1),
     ]
-
-
-def test_a_full_batch_goes_by_itself(pipe: tuple[int, int]) -> None:
-    writer = EventWriter(pipe[1], SharedCounters(1).row(0))
-    for inode in range(BATCH_EVENTS + 1):
-        writer.record_access(inode, 1, HIT, 1)
-    assert len(all_events(pipe[0])) == BATCH_EVENTS
 
 
 def test_a_full_pipe_drops_and_counts(pipe: tuple[int, int]) -> None:
@@ -117,13 +105,9 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
     assert len(found) > 0
 
 
-@pytest.fixture
-def clock() -> trio.abc.Clock:
-    return MockClock(autojump_threshold=0)
-
-
+@pytest.mark.usefixtures("jumping_clock")
 async def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_no_one_wakes_without_one(
-    pipe: tuple[int, int], clock: trio.abc.Clock
+    pipe: tuple[int, int],
 ) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     async with trio.open_nursery() as nursery:

@@ -162,9 +162,7 @@ async def test_the_next_plan_names_the_versions_that_there_are(harness: Harness)
     await _plan(harness, job, 1)
     now = job.job_dataset.list.keys
     assert [index for index in range(SAMPLES) if now[index] != old[index]] == [CHANGED]
-    dentry = source.catalogue.find(*source.catalogue.parent_of(b"train/%03d" % CHANGED))
-    assert dentry is not None
-    assert dentry.inode == now[CHANGED]
+    assert source.catalogue.find(*source.catalogue.parent_of(b"train/%03d" % CHANGED)).inode == now[CHANGED]
     assert _planned(harness) == now
     assert (await job.scores()).tolist() == scores
     await _plan(harness, job, 2)

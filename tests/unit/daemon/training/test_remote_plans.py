@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from several_managers import eventually, sharing
+from several_managers import sharing
 from test_service import Harness, listed
+from waiting import eventually
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs import cluster

@@ -34,7 +34,6 @@ from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
-from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.shared.published import publish_trainers, published_trainers
 from spiderfs.simulation import rescored
@@ -148,7 +147,6 @@ async def test_unknown_paths_are_counted_and_the_others_are_found(harness: Harne
 
 async def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path: Path) -> None:
     """Else the kernel would drop what was pushed for the plan that comes next."""
-
     harness = Harness(tmp_path, immutable=True)
 
     async def declare() -> None:
@@ -223,7 +221,6 @@ async def test_where_no_one_will_be_given_substitutes_nothing_is_waited_for(
 
 async def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(harness: Harness) -> None:
     """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
-
     await harness.declare()
     await harness.batch(np.random.default_rng(3), [*range(8)])
     (attached,) = published_trainers(harness.trainers_file)
@@ -242,7 +239,6 @@ async def test_reads_of_rows_that_are_left_out_are_done_with_too(
 ) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 1)
-
     await harness.declare()
     one, other = harness.inodes[1], harness.inodes[4]
     number = published_trainers(harness.trainers_file)[0].number
@@ -260,9 +256,7 @@ async def test_reads_of_rows_that_are_left_out_are_done_with_too(
     await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
     (job_dataset,) = harness.training.job_datasets
     scoring = harness.training.scoring.of(job_dataset)
-    assert scoring is not None
     assert (job_dataset.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
-    assert isinstance(scoring, Scorer)
     assert sorted(scoring.index.present().tolist()) == [0, 1]
 
 
@@ -291,29 +285,14 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 
 
-async def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, "shade")
-    await harness.declare(sends_batches=True)
-    harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
-    await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
-    score = harness.cache.engine.score
-    assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
-        [np.log(10), np.log(13), np.log(12), np.log(11), 0]
-    )
-
-
 async def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path: Path) -> None:
     harness = Harness(tmp_path, "shade")
     await harness.declare()
     await harness.batch(np.random.default_rng(1), [3, 4])
     assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
     (job_dataset,) = harness.training.job_datasets
-    scoring = harness.training.scoring.of(job_dataset)
-    assert scoring is not None
-    assert dict(scoring.described())["without losses"].startswith("1 ")
-    described = await harness.training.scoring.described(job_dataset, 10)
-    assert described is not None
-    assert "recall" not in dict(described)
+    assert dict(harness.training.scoring.of(job_dataset).described())["without losses"].startswith("1 ")
+    assert "recall" not in dict(await harness.training.scoring.described(job_dataset, 10))
 
 
 async def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:
@@ -424,30 +403,8 @@ async def test_a_list_that_no_one_uses_is_let_go_after_a_while(
     assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
 
-async def test_a_list_beside_it_keeps_what_both_have(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.GRACE_S", 0.0)
-
-    await harness.declare()
-    inodes = harness.inodes
-    await harness.batch(np.random.default_rng(1), list(range(30)))
-    other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
-    await harness.training.attached(other)
-    await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-    numbers = [job_dataset.number for job_dataset in harness.training.job_datasets]
-    assert numbers == [1, 2]
-    await harness.training.detached(harness.trainer)
-    await harness.training.declared_lists.let_go(0.0)
-    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2]
-    assert known_scores(harness, inodes[:20]) == 20
-    # The third list does not take the second one's number.
-    await harness.training.attached(harness.trainer)
-    await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2, 3]
-
-
 async def test_all_lists_together_may_have_so_many_samples(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_SAMPLES", SAMPLES + 10)
-
     await harness.declare()
     other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
     await harness.training.attached(other)
@@ -553,7 +510,6 @@ async def test_a_full_disk_is_no_reason_to_fail(harness: Harness, caplog: pytest
 
 async def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(harness: Harness) -> None:
     """Of a training on several nodes, one mount has rank 0, and the others have higher ranks alone."""
-
     ranks = [Trainer(os.getpid(), os.getuid(), Hello("job", "test", rank=rank, world_size=8)) for rank in (6, 4, 5)]
     for trainer in ranks:
         await harness.training.attached(trainer)

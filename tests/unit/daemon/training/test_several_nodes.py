@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from scipy.stats import spearmanr
-from several_managers import PATIENCE_S, eventually, sharing
+from several_managers import sharing
 from test_service import SIZE, Harness
+from waiting import PATIENCE_S, eventually
 
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.redis_server import RedisServer
@@ -25,7 +25,6 @@ from spiderfs.core.events import FETCHED, Access
 from spiderfs.daemon.training.job_datasets import several_nodes
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
-from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, encode
 from spiderfs.scorer.scoring import Scoring
 from spiderfs.store.store import ContentKey
@@ -82,9 +81,7 @@ class Node:
 
     @property
     def scoring(self) -> Scoring:
-        scoring = self.training.scoring.of(self.job_dataset)
-        assert scoring is not None
-        return scoring
+        return self.training.scoring.of(self.job_dataset)
 
     @property
     def scores(self) -> Floats:
@@ -143,32 +140,6 @@ async def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
         assert second.scoring.sigma == first.scoring.sigma > 0
         ratios = [node.training.feed.status().ratio for node in (alone, first, second)]
         assert ratios[0] == ratios[1] == ratios[2]
-
-
-async def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: Path, server: RedisServer) -> None:
-    ranks, batch = 8, 10
-    alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
-    nodes = [Node(tmp_path / str(rank), server.url, [rank], ranks, "eight") for rank in range(ranks)]
-    await alone.attach()
-    async with sharing(*nodes):
-        epochs = Epochs(ranks, batch)
-        for epoch in range(2):
-            for step in epochs.steps(epoch):
-                for rank, indices, vectors in step:
-                    await alone.learn(rank, indices, vectors, epoch)
-                    heard = nodes[0].count("rows_received") + (len(indices) if rank else 0)
-                    await nodes[rank].learn(rank, indices, vectors, epoch)
-                    await eventually(lambda heard=heard: nodes[0].count("rows_received") == heard)
-        await eventually(lambda: nodes[0].count("rows_received") == 2 * SAMPLES * (ranks - 1) // ranks)
-        await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
-        assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
-        # Hubs come with the scores, to mounts that have cached none of these samples too.
-        for node in nodes:
-            policy = node.harness.cache.engine.policy
-            assert isinstance(policy, Spider)
-            assert policy._waiting or any(
-                policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
-            )
 
 
 def is_at(node: Node, epoch: int) -> bool:
@@ -278,7 +249,6 @@ async def test_no_end_of_an_epoch_is_waited_for_long(
 ) -> None:
     """A node dies before it says that it has ended one; or rank 0 ends none."""
     monkeypatch.setattr(several_nodes, "LATE_S", 0.3)
-
     job = f"no-end-{ends}"
     first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, job) for rank in (0, 1))
     (now,) = Epochs(2, SAMPLES // 2).steps(0)
@@ -311,9 +281,7 @@ async def test_a_mount_that_has_received_nothing_scores_its_own_rows(
                 await node.learn(1, indices, vectors)
         assert np.array_equal(node.scores, alone.scores)
         await eventually(lambda: node.count("rows_lost"))
-        status = node.training.link_status()
-        assert status is not None
-        assert not status.up
+        assert not node.training.link_status().up
     assert [record.levelno for record in caplog.records] == [logging.WARNING], "said once"
 
 
@@ -322,7 +290,6 @@ async def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
 ) -> None:
     monkeypatch.setattr(cluster, "PAUSE_S", 0.01)
     monkeypatch.setattr(cluster, "LONGEST_PAUSE_S", 0.05)
-
     with RedisServer(tmp_path) as server:
         first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "lost") for rank in (0, 1))
         async with sharing(first, second):
@@ -388,7 +355,6 @@ async def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path:
         Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
         await eventually(lambda: node.count("scores_received") == 8)
         policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
-        assert isinstance(policy, Spider)
         await eventually(lambda: int(inodes[0]) in policy._waiting)
         (found,) = policy._waiting[int(inodes[0])].values()
         assert set(found.neighbours) == set(inodes[near[labels[near] == labels[0]]].tolist())

@@ -73,19 +73,6 @@ def test_a_plan_is_put_right_when_an_answer_was_not_taken(mount: Mount) -> None:
     assert mount.sharing.counts("job 2").asked == 2
 
 
-def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
-    for rank in (A, B):
-        mount.ask(rank, [8])
-        mount.ask(rank, [9], 1, (8,))
-    shared = mount.engine.exchange_pending.lists["digest"]
-    assert shared.reserved(8)
-    for rank in (A, B):
-        mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
-        mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
-    assert not shared.reserved(8)
-    assert shared.wanted_by(8) == 0
-
-
 def test_the_news_of_what_was_taken_may_come_before_that_of_what_was_dispatched(mount: Mount) -> None:
     mount.ask(B, [])
     mount.ask(A, [8])

@@ -9,7 +9,7 @@ import stat
 import struct
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
+from waiting import eventually
 
 from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection import hook_server
@@ -83,9 +84,7 @@ class Client:
                 if not data:
                     return None
                 self._waiting = self._decoder.feed(bytes(data))
-        answer = self._waiting.pop(0)
-        assert isinstance(answer, Message)
-        return answer
+        return self._waiting.pop(0)
 
     async def said(self, kind: type[Message], words: str = "") -> None:
         answer = await self.answer()
@@ -118,11 +117,6 @@ class Daemon:
         async with stream:
             yield Client(stream)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        with trio.fail_after(PATIENCE_S):
-            while not condition():
-                await trio.sleep(0.005)
-
 
 @asynccontextmanager
 async def served(
@@ -146,12 +140,11 @@ async def test_another_socket_takes_the_place_of_one_that_was_deleted(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_server, "LOOK_AGAIN_S", 0.01)
-
     async with daemon.client() as client:
         await client.greet()
         for _ in range(2):
             daemon.path.unlink()
-            await daemon.until(daemon.path.exists)
+            await eventually(daemon.path.exists)
             async with daemon.client() as other:
                 await other.greet(b"a")
         # Who was connected before goes on.
@@ -204,14 +197,13 @@ async def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path)
 
 async def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
     """Refused once, before it takes memory; the rest of it is passed over, and others can be declared."""
-
     limits = ServerLimits(message=Limits(list_bytes=1000))
     async with served(tmp_path, limits=limits) as daemon, daemon.client() as client:
         await client.greet()
         chunks = [samples(b"x" * 40, total=1000, first=first) for first in range(100)]
         await client.send(*chunks)
         await client.said(Error, "more than 1000 bytes of paths and labels")
-        await daemon.until(lambda: daemon.server.declared_bytes.held <= 1000)
+        await eventually(lambda: daemon.server.declared_bytes.held <= 1000)
         await client.send(samples(b"a", b"b"))
         await client.said(Ok, "samples")
         await client.send(samples(b"a" * 400, b"b" * 400, b"c" * 300, name="train"))
@@ -231,7 +223,7 @@ async def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) 
             await one.greet()
             await other.greet()
             await one.send(samples(b"x" * 900, total=2))
-            await daemon.until(lambda: daemon.server.declared_bytes.held > 900)
+            await eventually(lambda: daemon.server.declared_bytes.held > 900)
             await other.send(samples(b"y" * 900))
             await other.said(Error, "declare it again when others are done")
             await one.send(samples(b"x" * 40, total=2, first=1))
@@ -241,8 +233,8 @@ async def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) 
             # What was begun, and never ended, goes with its connection or by being begun again.
             await other.send(samples(b"x" * 900, total=2))
             await other.send(samples(b"x" * 30, total=2))
-            await daemon.until(lambda: daemon.server.declared_bytes.held == 35)
-        await daemon.until(lambda: daemon.server.declared_bytes.held == 0)
+            await eventually(lambda: daemon.server.declared_bytes.held == 35)
+        await eventually(lambda: daemon.server.declared_bytes.held == 0)
 
 
 async def test_a_list_in_chunks(tmp_path: Path) -> None:
@@ -358,7 +350,7 @@ async def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path
             await other.said(Scores)
         assert len(daemon.sink.batches) < 300
         daemon.sink.batch_s = 0
-        await daemon.until(lambda: len(daemon.sink.batches) == 300)
+        await eventually(lambda: len(daemon.sink.batches) == 300)
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(300)]
 
 
@@ -367,7 +359,7 @@ async def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_p
         await slow.greet(b"a")
         daemon.sink.batch_s = 0.5
         await slow.send(*(batch(0, step=step) for step in range(100)), EpochEnd(0, None))
-        await daemon.until(lambda: len(daemon.sink.ends) == 1)
+        await eventually(lambda: len(daemon.sink.ends) == 1)
     assert "thinned" in [name for name, _ in daemon.sink.calls]
     assert 10 <= len(daemon.sink.batches) <= 60
     assert daemon.counted["hook_batches"] == 100, "a batch of which nothing is left was heard too"
@@ -375,13 +367,12 @@ async def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_p
 
 async def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
     """The last batch of an epoch may have one row, and the end of the epoch parts it from the batches that follow."""
-
     async with served(tmp_path, limits=ServerLimits(waiting_bytes=1500)) as daemon, daemon.client() as slow:
         await slow.greet(b"a")
         daemon.sink.batch_s = 0.1
         for epoch in range(4):
             await slow.send(batch(0, step=epoch), EpochEnd(epoch, None))
-        await daemon.until(lambda: len(daemon.sink.ends) == 4)
+        await eventually(lambda: len(daemon.sink.ends) == 4)
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(4)]
     assert daemon.counted["internal_errors"] == 0
 
@@ -400,7 +391,7 @@ async def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) ->
     async with served(tmp_path, Sink(), ServerLimits(waiting_bytes=20_000)) as daemon, daemon.client() as client:
         await client.greet(b"a", b"b")
         await client.send(samples(b"a"))
-        await daemon.until(lambda: len(daemon.sink.lists) == 2)
+        await eventually(lambda: len(daemon.sink.lists) == 2)
         await client.send(*(batch(1, step=step) for step in range(30)), EpochEnd(0, None))
         await wait_all_tasks_blocked(0.05)
         assert "thinned" not in [name for name, _ in daemon.sink.calls]
@@ -408,7 +399,7 @@ async def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) ->
         await client.said(Ok, "samples")
         for _ in range(30):
             await client.said(Error, "index 1 in a list of 1")
-        await daemon.until(lambda: len(daemon.sink.ends) == 1)
+        await eventually(lambda: len(daemon.sink.ends) == 1)
 
 
 async def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> None:
@@ -417,7 +408,7 @@ async def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path
         daemon.sink.batch_s = 0.05
         told = [batch(0, step=step) for step in range(20)]
         await slow.send(*told[:10], batch(9), *told[10:], EpochEnd(0, None))
-        await daemon.until(lambda: len(daemon.sink.ends) == 1)
+        await eventually(lambda: len(daemon.sink.ends) == 1)
         await slow.said(Error, "index 9 in a list of 1")
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(20)], "each once, and in order"
     calls = [name for name, _ in daemon.sink.calls if name in ("learn", "epoch_end")]
@@ -473,7 +464,7 @@ async def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> No
             await client.stream.send_all(encode(Plan("train", 0, 0, True, np.zeros(2000, np.uint32))))
             await client.said(Error, "at most 4096")
             assert await client.answer() is None
-        await daemon.until(lambda: not daemon.server.trainers)
+        await eventually(lambda: not daemon.server.trainers)
     assert daemon.counted["hook_refused"] == 1
 
 

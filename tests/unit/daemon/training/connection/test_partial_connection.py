@@ -9,15 +9,15 @@ import resource
 import socket
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
+from mounting import eventually
 
 from benchmarks.fakes import MemoryContent, RecordingSink
 from spiderfs.core.partials import PARTIALS
@@ -51,6 +51,11 @@ SHARED = 10
 OPENED: list[socket.socket] = []
 
 
+def passing(*descriptors: int) -> list[tuple[int, int, array.array[int]]]:
+    """What `sendmsg` takes to pass these along."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+
+
 class Loader:
     def __init__(self, path: Path, wanted_bytes: float = 1e9, store: str = "store", job: str | None = None) -> None:
         self.stream = socket.socket(socket.AF_UNIX)
@@ -69,8 +74,7 @@ class Loader:
         return self._waiting.pop(0)
 
     def send(self, message: Message, descriptors: Sequence[int]) -> None:
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        self.stream.sendmsg([encode(message)], passed)
+        self.stream.sendmsg([encode(message)], passing(*descriptors))
 
     def keep(self, payload: bytes, *inodes: int) -> Message | None:
         fd = sealed_file(payload)
@@ -159,13 +163,6 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -204,48 +201,44 @@ def test_loaders_get_the_room_that_others_leave(daemon: Daemon):
     assert daemon.loader(7_000, "three").room_bytes == 0
     first.stream.close()
 
-    def freed() -> bool:
-        return daemon.loader(7_000, "four").room_bytes == 7_000
-
-    until(freed)
+    eventually(lambda: daemon.loader(7_000, "four").room_bytes == 7_000)
 
 
-def bad_descriptor(kind: str) -> tuple[list[int], str]:
-    """Descriptors that are no sealed memory file of 100 bytes, and what the daemon says of them."""
-    if kind == "none":
-        return [], "0 descriptors"
-    if kind == "two":
-        return [sealed_file(bytes(100)), sealed_file(bytes(100))], "2 descriptors"
-    if kind == "pipe":
-        read, write = os.pipe()
-        os.close(write)
-        return [read], "no memory file"
-    if kind == "device":
-        return [os.open("/dev/zero", os.O_RDONLY)], "no memory file"
-    if kind == "directory":
-        return [os.open("/", os.O_RDONLY | os.O_DIRECTORY)], "no memory file"
-    if kind == "path":
-        return [os.open("/dev/zero", os.O_PATH)], "no memory file"
-    if kind == "socket":
-        return [socket.socket(socket.AF_UNIX).detach()], "no memory file"
-    if kind == "short":
-        return [sealed_file(bytes(99))], "99 bytes, not 100"
-    if kind == "long":
-        return [sealed_file(bytes(101))], "101 bytes, not 100"
+def end_of_a_pipe() -> int:
+    read, write = os.pipe()
+    os.close(write)
+    return read
+
+
+def memory_file(*seals: int) -> int:
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.write(fd, bytes(100))
-    if kind == "half sealed":
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    return [fd], "not sealed"
+    for seal in seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seal)
+    return fd
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["none", "two", "pipe", "device", "directory", "path", "socket", "short", "long", "unsealed", "half sealed"],
-)
+# Descriptors that are no sealed memory file of 100 bytes, and what the daemon says of them.
+BAD_DESCRIPTORS = {
+    "none": (list, "0 descriptors"),
+    "two": (lambda: [sealed_file(bytes(100)), sealed_file(bytes(100))], "2 descriptors"),
+    "pipe": (lambda: [end_of_a_pipe()], "no memory file"),
+    "device": (lambda: [os.open("/dev/zero", os.O_RDONLY)], "no memory file"),
+    "directory": (lambda: [os.open("/", os.O_RDONLY | os.O_DIRECTORY)], "no memory file"),
+    "path": (lambda: [os.open("/dev/zero", os.O_PATH)], "no memory file"),
+    "socket": (lambda: [socket.socket(socket.AF_UNIX).detach()], "no memory file"),
+    "short": (lambda: [sealed_file(bytes(99))], "99 bytes, not 100"),
+    "long": (lambda: [sealed_file(bytes(101))], "101 bytes, not 100"),
+    "unsealed": (lambda: [memory_file()], "not sealed"),
+    "half sealed": (lambda: [memory_file(fcntl.F_SEAL_WRITE)], "not sealed"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_DESCRIPTORS)
 def test_bad_descriptors_are_refused_with_a_reason_and_closed(daemon: Daemon, kind: str):
     loader = daemon.loader()
-    descriptors, words = bad_descriptor(kind)
+    make, words = BAD_DESCRIPTORS[kind]
+    descriptors = make()
     before = open_descriptors()
     loader.send(keep(100), descriptors)
     loader.refused(words)
@@ -259,12 +252,12 @@ def test_bad_descriptors_are_refused_with_a_reason_and_closed(daemon: Daemon, ki
 
 def test_bad_sizes_and_inodes_are_refused(daemon: Daemon):
     loader = daemon.loader()
-    for payload, inodes, words in (
-        (bytes(MOST + 1), [FIRST], f"1 to {MOST}"),
-        (b"", [FIRST], f"1 to {MOST}"),
-        (bytes(10), [5], "inode of a sample"),
+    for payload, inode, words in (
+        (bytes(MOST + 1), FIRST, f"1 to {MOST}"),
+        (b"", FIRST, f"1 to {MOST}"),
+        (bytes(10), 5, "inode of a sample"),
     ):
-        answer = loader.keep(payload, *inodes)
+        answer = loader.keep(payload, inode)
         assert isinstance(answer, Error)
         assert words in answer.text
     assert daemon.kept() == {}
@@ -288,21 +281,19 @@ def test_thousands_of_descriptors_harm_no_one(daemon: Daemon):
     # With a frame that does not end, so that they belong to it.
     frame = encode(keep(100))
     for byte in frame[:2]:
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * 250))]
-        loader.stream.sendmsg([bytes([byte])], passed)
+        loader.stream.sendmsg([bytes([byte])], passing(*[fd] * 250))
     loader.refused("more descriptors")
     assert loader.answer() is None
     # To a trainer's connection, in which none are expected, too.
     trainer = socket.socket(socket.AF_UNIX)
     trainer.connect(str(daemon.path))
-    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * 250))]
-    trainer.sendmsg([encode(Hello("test", "test"))], passed)
+    trainer.sendmsg([encode(Hello("test", "test"))], passing(*[fd] * 250))
     assert Decoder().feed(trainer.recv(1000))[0].TYPE == "ok"
     assert isinstance(daemon.loader().keep(bytes(10), FIRST), Ok)
     os.close(fd)
     trainer.close()
     loader.stream.close()
-    until(lambda: open_descriptors() <= before + 2)
+    eventually(lambda: open_descriptors() <= before + 2)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
 
 
@@ -324,12 +315,11 @@ def test_a_loader_that_dies_between_leaves_nothing_behind(daemon: Daemon):
     fd = sealed_file(bytes(100))
     # Half of a frame, with its descriptor.
     frame = encode(keep(100))
-    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-    loader.stream.sendmsg([frame[:20]], passed)
+    loader.stream.sendmsg([frame[:20]], passing(fd))
     os.close(fd)
     loader.stream.close()
-    until(lambda: open_descriptors() < before)
-    until(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
+    eventually(lambda: open_descriptors() < before)
+    eventually(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
     assert daemon.kept() == {}
 
 
@@ -341,10 +331,10 @@ def test_a_loader_that_leaves_is_let_go(daemon: Daemon):
     fd = sealed_file(bytes(100))
     loader.send(keep(100), [fd])
     os.close(fd)
-    until(lambda: daemon.counted["partials_kept"] == 1)
+    eventually(lambda: daemon.counted["partials_kept"] == 1)
     # The answer is not read.
     loader.stream.close()
-    until(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
+    eventually(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
     assert not daemon.counted["internal_errors"]
 
 
@@ -368,8 +358,7 @@ def test_jobs_that_share_samples_know_which_generation_is_next(daemon: Daemon):
     assert other.turn(5, 9) == [(5, 0)]
     for loader in (one, two):
         loader.stream.close()
-    assert daemon.keeper is not None
-    until(lambda: "store" not in daemon.keeper._turns)
+    eventually(lambda: "store" not in daemon.keeper._turns)
     assert daemon.loader(job="three").turn(9, 8) == [(9, 0)]
 
 

@@ -118,7 +118,6 @@ async def test_read_ahead_is_as_usual_again_when_no_list_of_ranges_is_left(
 ) -> None:
     changes: list[tuple[int, ...]] = []
     monkeypatch.setattr(module, "set_read_ahead", lambda _, *kib: changes.append(kib))
-
     await harness.declared.let_go()
     one = harness.trainer()
     ranges = SampleList("ranges", "train", b"000.@ranges/0-4\0", np.zeros(1, np.int32))
@@ -150,7 +149,6 @@ async def test_what_another_job_declares_meanwhile_is_not_forgotten(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_AT_A_TIME", 2)
-
     one = harness.trainer()
     await harness.declared.declare(one, sample_list(FILES))
     harness.trainers.detach(one)
@@ -172,7 +170,6 @@ async def test_a_list_is_forgotten_whole_although_it_is_declared_in_vain_meanwhi
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_AT_A_TIME", 2)
-
     one, again = harness.trainer(), harness.trainer()
     await harness.declared.declare(one, sample_list(FILES))
     harness.trainers.detach(one)
@@ -223,7 +220,6 @@ async def test_two_lists_that_come_at_once_do_not_take_the_same_room(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SAMPLES", 5)
-
     refused: list[int] = []
 
     async def declare(samples: int) -> None:

@@ -29,7 +29,8 @@ def test_when_numbers_run_out_those_of_job_datasets_that_are_over_come_again(mon
 
 
 def test_no_two_job_datasets_have_one_id_or_one_directory() -> None:
-    pairs = [("a", "1"), ("a/1", "1"), ("a", "2"), ("A", "1"), ("..", "1")]
+    jobs = ["a", "a/1", "A", "..", "../../evil", "/etc/evil", "\u00e4" * 60, "x" * 128]
+    pairs = [("a", "2"), *((job, "1") for job in jobs)]
     assert len({job_dataset_id_of(*pair) for pair in pairs}) == len(pairs)
     found = {directory_of(Path("/s"), *pair) for pair in pairs}
     assert len(found) == len(pairs)

@@ -129,7 +129,6 @@ async def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(harne
     assert harness.scored() == [10, 11]
     harness.scoring.record_accesses([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
     kept = harness.scoring.thinned(TRAINER, harness.list, np.array([0, 1, 2, 3, 2], np.uint32), 2)
-    assert kept is not None
     assert kept.tolist() == [3, 4], "samples 3 and 2 were never scored; of two rows of sample 2 the newer is kept"
     assert harness.counters.totals()["hook_rows_left_out"] == 3
     await harness.learn(2)
@@ -156,7 +155,6 @@ async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it
 
 async def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_more(harness: Harness) -> None:
     """When the policy is changed all job datasets are introduced to the new one, and some may be over by then."""
-
     await harness.learn(*range(8))
     remember = harness.list.remember
 

@@ -115,17 +115,6 @@ def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
     assert [trainers.any_uses(f"job/digest {number}") for number in (1, 2)] == [False, True]
 
 
-def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_NUMBER", 3)
-    trainers, numbers = published_below(tmp_path), []
-    for _ in range(5):
-        one = trainer()
-        trainers.attach(one)
-        numbers.append(trainers.number_of(one))
-        trainers.detach(one)
-    assert numbers == [1, 2, 3, 1, 2]
-
-
 def test_no_two_trainers_have_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_NUMBER", 3)
     trainers, numbers = published_below(tmp_path), []

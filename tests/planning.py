@@ -18,20 +18,16 @@ class Trainer:
 
     def __init__(self, mount: Mounted, names: Sequence[str], sends_batches: bool = False) -> None:
         """`sends_batches`: it says that it will send batches."""
-        self._mount, self._names, self._sends_batches = mount, names, sends_batches
-        self._connect()
-
-    def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(30)
-        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
+        self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
         self.tell(Hello("test", "test"))
         self.hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
-        count = len(self._names)
+        paths = b"".join(os.fsencode(name) + b"\0" for name in names)
+        count = len(names)
         labels = np.arange(count, dtype=np.int32) % 4
-        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8), self._sends_batches))
+        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8), sends_batches))
         self.hear()
 
     def tell(self, message: Message) -> None:
@@ -61,19 +57,6 @@ class Trainer:
 
     def close(self) -> None:
         self._socket.close()
-
-    def again(self) -> None:
-        """Connect again, as the hook does when the manager was restarted."""
-        self._socket.close()
-
-        def connected() -> bool:
-            try:
-                self._connect()
-            except OSError:
-                return False
-            return True
-
-        eventually(connected, what="the hook's socket")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import resource
@@ -294,16 +293,3 @@ def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, ki
             (mount.control("evict")).write_text("/\n")
             assert mount.metric("used_bytes") == 0
             read_all(mount, source, wanted)
-
-
-def test_a_directory_that_cannot_be_written_is_one_line(source: Path, tmp_path: Path) -> None:
-    from mounting import run_spiderfs
-
-    (tmp_path / "file").write_text("in the way")
-    point = tmp_path / "mnt"
-    point.mkdir()
-    done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path}/file/cache")
-    assert done.returncode == 1
-    assert done.stderr.startswith("spiderfs: ")
-    assert done.stderr.count("\n") == 1
-    assert os.strerror(errno.ENOTDIR) in done.stderr

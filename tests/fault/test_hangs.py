@@ -181,7 +181,7 @@ def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_p
             read_through(again.point, digests(source, names))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     allowed = ["is in use: it is detached"]
     with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:

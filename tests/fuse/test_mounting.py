@@ -291,6 +291,10 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("immutable,binding=pyfuse3", "leave out immutable, or mount with -o binding=kernel"),
         (ODD, "unknown option"),
         ("ro,suid", "leave out suid"),
+        ("cache_dir=/etc/passwd/cache", "Not a directory"),
+        ("archives=rar", "this names no archives: write tar, zip or tar+zip"),
+        ("archives=nested", "this names no archives"),
+        ("archives=tar,packages=source,policy=impact", "leave out one of both"),
     ],
 )
 def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
@@ -301,23 +305,6 @@ def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path,
     assert_one_line(done, said)
     assert "unexpected" not in done.stderr
     assert not mounts_at(point)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "is longer than"),
-        (b"capacity = ", "is not TOML"),
-        (b"\xff", "is not TOML"),
-        (b'cache_dir = "a\\u0000b"', "NUL"),
-    ],
-)
-def test_a_broken_file_of_options_is_one_line(source: Path, tmp_path: Path, content: bytes | None, said: str) -> None:
-    toml = Path("/dev/zero")
-    if content is not None:
-        toml = tmp_path / "options.toml"
-        toml.write_bytes(content)
-    assert_one_line(run_spiderfs("mount", source, tmp_path, "--config", toml), said)
 
 
 @pytest.mark.parametrize("word", ["exec", "noexec"])

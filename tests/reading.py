@@ -184,6 +184,15 @@ def write_contents(source: Path, contents: Mapping[str, bytes]) -> None:
         (source / name).write_bytes(content)
 
 
+def write_numbered(source: Path, files: int, size: int) -> None:
+    """Make files whose names are their numbers, in four directories; each begins with its number in eight digits."""
+    for number in range(files):
+        path = source / str(number % 4) / f"{number:08d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(path.name.encode().ljust(size, b"."))
+        make_older(path)
+
+
 def cached_pages(fd: int) -> int:
     """How many pages of an open file the kernel has; cachestat(2)."""
     found = (ctypes.c_uint64 * 5)()

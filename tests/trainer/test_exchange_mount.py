@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import shared_job
+from jobs_side_by_side import Sharing, two_jobs
 from mounting import Mounted, mounted
-from training_process import TrainingProcess, training_process
+from reading import write_numbered
+from training_process import TrainingProcess
 
 from spiderfs.core.events import Dispatched
 from spiderfs.options.units import Capacity
@@ -22,31 +20,18 @@ from spiderfs.trace import read_trace
 FILES, SIZE = 500, 12_000
 OPTIONS: dict[str, object] = {"capacity": "25%", "policy": "lru", "source__latency_ms": 2}
 EPOCHS = 3
+EXCHANGING = Sharing(exchanges=True, augments=False)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    for number in range(FILES):
-        file = tmp_path / "source" / str(number % 4) / f"{number:04d}"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes((b"%08d" % number).ljust(SIZE, b"."))
-        os.utime(file, (1_600_000_000, 1_600_000_000))
+    write_numbered(tmp_path / "source", FILES, SIZE)
     return tmp_path / "source"
 
 
-@contextlib.contextmanager
-def two_jobs(mount: Mounted, epochs: int) -> Iterator[list[TrainingProcess]]:
-    with contextlib.ExitStack() as stack:
-        meeting = multiprocessing.get_context("forkserver").Barrier(2)
-        running = [
-            stack.enter_context(training_process(shared_job.main, mount.point, seed, epochs, meeting))
-            for seed in range(2)
-        ]
-        for job in running:
-            assert job.hear() == FILES
-        for job in running:
-            job.tell("go")
-        yield running
+def check_epoch(running: list[TrainingProcess]) -> None:
+    for job in running:
+        assert sorted(number for number, _ in job.hear()) == list(range(FILES))
 
 
 def fetched(mount: Mounted) -> float:
@@ -56,13 +41,14 @@ def fetched(mount: Mounted) -> float:
 
 def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    with mounted(source, tmp_path / "mount", trace=path, **OPTIONS) as mount, two_jobs(mount, EPOCHS) as running:
-        before = 0.0
-        for epoch in range(EPOCHS):
-            for job in running:
-                assert sorted(job.hear()) == list(range(FILES))
-            if not epoch:
-                before = fetched(mount)
+    with (
+        mounted(source, tmp_path / "mount", trace=path, **OPTIONS) as mount,
+        two_jobs(mount, FILES, EPOCHS, EXCHANGING) as running,
+    ):
+        check_epoch(running)
+        before = fetched(mount)
+        for _ in range(EPOCHS - 1):
+            check_epoch(running)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
         assert (fetched(mount) - before) / (EPOCHS - 1) < 1.0
     # A replay follows the plans of both jobs. What that saves cannot be said: the nearer the jobs are to each other,
@@ -83,10 +69,9 @@ def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path
     allowed = ["manager", "worker", "RESEND", "is in use"]
     with (
         mounted(source, tmp_path / "mount", workers=2, allowed=allowed, **OPTIONS) as mount,
-        two_jobs(mount, 2) as running,
+        two_jobs(mount, FILES, 2, EXCHANGING) as running,
     ):
         for _ in range(2):
             os.kill(mount.manager(), signal.SIGKILL)
             os.kill(mount.workers()[0], signal.SIGKILL)
-            for job in running:
-                assert sorted(job.hear()) == list(range(FILES))
+            check_epoch(running)

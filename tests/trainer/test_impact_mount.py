@@ -48,6 +48,7 @@ OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 def test_low_samples_substitute_within_their_class_and_for_trainers_only(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
+        assert "\npackages=off " in mount.control("config").read_text(), "by default"
         training = training_on(mount)
         training.until_redirected(mount, 50)
         lent = [(wanted, given) for wanted, given in training.given if wanted != given]

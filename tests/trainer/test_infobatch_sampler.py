@@ -19,7 +19,7 @@ from reading import read_afresh
 from tiny_training import SIZE, Network, loader, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from trainer_hook import InfoBatchSampler, attach
 
@@ -136,7 +136,6 @@ def test_resumes_where_it_was(tmp_path: Path, taken: int, times: int) -> None:
 
 
 def drawn_by_a_rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     sampler = InfoBatchSampler(SAMPLES, epochs=100, seed=4)
     mine, weights = [], []
     for epoch in range(5):
@@ -150,7 +149,6 @@ def drawn_by_a_rank(rank: int, mount: str) -> None:
         mine.append(drawn)
         weights.append(sampler.weights(range(SAMPLES)).tolist())
     torch.save({"drawn": mine, "weights": weights}, Path(mount, f"rank-{rank}"))
-    torch.distributed.destroy_process_group()
 
 
 def test_ranks_agree_on_what_is_left_out(tmp_path: Path) -> None:

@@ -660,14 +660,6 @@ def test_no_one_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
     until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
 
 
-def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
-    batches = make()
-    with trainer_hook.plan(daemon.mount, batches), pytest.raises(ValueError, match="a hook already"):
-        trainer_hook.plan(daemon.mount, batches)
-    with pytest.raises(ValueError, match=r"no \.samples"):
-        trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) -> None:
     plan: Any = trainer_hook.plan
     batches, mount = make(), daemon.mount
@@ -680,6 +672,7 @@ def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) ->
         ((mount, batches.dataset), "the loader is a Indexed, no torch DataLoader"),
         ((None, batches), "the directory is a NoneType, no path: give the directory of the mount"),
         ((7, batches), "the directory is a int, no path"),
+        ((mount, DataLoader(torch.zeros(3))), r"no \.samples"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=said):
             plan(*arguments)

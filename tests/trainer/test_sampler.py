@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import SIZE, Network, Numbered, loader, recorded, train, train_epoch
 from torch.utils.data import DataLoader
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from benchmarks.fakes import RecordingSink
 from trainer_hook import SpiderSampler, attach
@@ -176,7 +176,6 @@ def test_scores_that_do_not_fit_are_not_used(tmp_path: Path, caplog: pytest.LogC
 
 
 def _rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     sampler = SpiderSampler(SIZE, draws=SIZE - 1)
     batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
     model = Network()
@@ -187,7 +186,6 @@ def _rank(rank: int, mount: str) -> None:
         # As an evaluation takes: an epoch that begins at once is not told ahead by the rank that comes late.
         time.sleep(0.5)
     hook.close(10)
-    torch.distributed.destroy_process_group()
 
 
 def test_ranks_share_the_draws_of_an_epoch_and_know_the_next_one(daemon: HookDaemon) -> None:

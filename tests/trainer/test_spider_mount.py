@@ -279,16 +279,6 @@ def test_substitutes_are_only_those_that_the_reader_could_open(source: Path, tmp
         assert foreign(trainer.told()["given"]), "root may open all of them"
 
 
-def test_switched_off_no_trainer_is_redirected(source: Path, tmp_path: Path) -> None:
-    with (
-        mounted(source, tmp_path, substitute="off", **OPTIONS) as mount,
-        training(mount.point, 1, lists()[0]) as trainer,
-    ):
-        eventually(lambda: mount.metric("hook_batches") > 100, what="batches")
-        assert all(wanted == given for wanted, given in trainer.end()["given"])
-        assert mount.metric("redirects") == 0
-
-
 def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp_path: Path) -> None:
     one = lists()[0]
     with mounted(source, tmp_path, **OPTIONS) as mount, training(mount.point, 1, one) as trainer:
@@ -304,17 +294,3 @@ def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp
         assert trainer.scores_at_start == len(one)
         redirected(mount, 20)
         trainer.end()
-
-
-@pytest.mark.parametrize("immutable", ["off", "on"])
-def test_the_kernel_looks_up_a_name_again_when_it_gets_a_substitute(
-    source: Path, tmp_path: Path, immutable: str
-) -> None:
-    # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
-    # be given the file itself for ever.
-    with mounted(source, tmp_path, ttl="inf", immutable=immutable, **OPTIONS) as mount:
-        for name in lists()[0]:
-            (mount.point / name).stat()
-        with training(mount.point, 1, lists()[0]) as trainer:
-            redirected(mount, 50)
-            trainer.end()

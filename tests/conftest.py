@@ -60,7 +60,7 @@ ONE_WAY = (
     "tests/trainer/test_training.py",
 )
 # The parameters that say which; `mount` is a number of workers or a mode.
-WAYS = ("binding", "workers", "mount", "mode")
+WAYS = ("binding", "workers", "mount", "mode", "immutable")
 # How long a test that is a coroutine may take.
 TEST_S = 60.0
 

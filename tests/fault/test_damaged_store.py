@@ -13,6 +13,7 @@ from random import Random
 
 import lmdb
 import pytest
+from choices import all_or_covering
 from mounting import Mounted, as_root, detach, eventually, mounted, run_spiderfs, settle
 from reading import read_through, readers, together, write_files
 
@@ -69,8 +70,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 FILES = {"content": f"content/{DATA_FILE}", "names": f"names/{DATA_FILE}", "extents": f"content/{EXTENTS_FILE}"}
 
 
-@pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("damage", "what"), all_or_covering(DAMAGES, FILES))
 def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
@@ -86,8 +86,7 @@ def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path
         assert figures["store_rebuilds"] + figures["checksum_failures"] > 0
 
 
-@pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("damage", "what"), all_or_covering(DAMAGES, FILES))
 def test_damage_under_a_mount_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE, **LIMIT) as mount:

@@ -193,9 +193,9 @@ def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, numbe
         assert run_spiderfs("status").returncode == 0
 
 
-@pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
-def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
+@pytest.mark.parametrize("mode", [{"workers": 2}, {"immutable": "on"}])
+def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
+    with mounted(source, tmp_path / "m", **OPTIONS, **mode) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()
         with talking(sys.executable, "-c", _TRAINER, mount.point) as trainer:

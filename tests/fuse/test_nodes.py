@@ -497,11 +497,11 @@ def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_p
         assert members[0].had("hits") + members[1].had("hits") > FILES
 
 
-@pytest.mark.parametrize("options", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable"])
-def test_a_large_file_leaves_the_source_once_for_all_nodes(tmp_path: Path, options: dict[str, object]) -> None:
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable"])
+def test_a_large_file_leaves_the_source_once_for_all_nodes(tmp_path: Path, mode: dict[str, object]) -> None:
     size = (100 << 20) + 5
     write_files(tmp_path / "source", {"large": size})
-    with nodes(tmp_path / "source", tmp_path, 3, **options) as members:
+    with nodes(tmp_path / "source", tmp_path, 3, **mode) as members:
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(lambda node: node.reads("large"), members))
         assert total(members, "origin_bytes") < 1.05 * size

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Indexed, Network, Numbered
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
@@ -71,8 +72,7 @@ ANSWERS: dict[str, Callable[[Exchange], Sequence[int]]] = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "answer"), all_or_covering(KINDS, ANSWERS))
 def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: str, answer: str) -> None:
     daemon.sink.give = ANSWERS[answer]
     torch.manual_seed(1)

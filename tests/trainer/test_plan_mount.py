@@ -156,7 +156,14 @@ def test_a_slow_training_does_not_wait(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.not_immutable("is fetched ahead alike")
-@pytest.mark.parametrize("files", ["links_of_directories/*/*", "links_of_files/*", "hub/snapshots/main/*"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param("links_of_directories/*/*", marks=pytest.mark.thorough),
+        pytest.param("links_of_files/*", marks=pytest.mark.thorough),
+        "hub/snapshots/main/*",
+    ],
+)
 def test_samples_are_fetched_ahead_that_the_list_names_by_links(tmp_path: Path, files: str) -> None:
     source = tmp_path / "source"
     write_numbered(source / "all", FILES, SIZE)

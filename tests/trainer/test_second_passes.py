@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Indexed
 from torch import nn
@@ -66,7 +67,7 @@ def epoch(batches: Any, look: Callable[[Any], object], look_at: int, end_at: int
 @pytest.mark.parametrize(
     ("kind", "look", "end_at"),
     [
-        *itertools.product(("shuffle", "workers", "spider"), LOOKS, (1, 3)),
+        *all_or_covering(("shuffle", "workers", "spider"), LOOKS, (1, 3), together=2),
         *((kind, "one batch", 3) for kind in SAMPLERS if kind not in ("shuffle", "workers", "spider")),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Network, Numbered, features, recorded, train_epoch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
@@ -91,8 +92,7 @@ def begun(daemon: HookDaemon) -> int:
     return sum(one.begun and len(one.order) > 0 for _, one in daemon.sink.plans)
 
 
-@pytest.mark.parametrize("loading", LOADING)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "loading"), all_or_covering(KINDS, LOADING))
 def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, kind: str, loading: str) -> None:
     before, rest, following, state = unfollowed(kind, loading)
     again, batches = loader(kind, loading), loader(kind, loading)
@@ -116,8 +116,7 @@ def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, k
     assert plans[1] == list(itertools.chain(*following))
 
 
-@pytest.mark.parametrize("loading", LOADING)
-@pytest.mark.parametrize("kind", ["shuffle", "torch's batches", "own batches"])
+@pytest.mark.parametrize(("kind", "loading"), all_or_covering(["shuffle", "torch's batches", "own batches"], LOADING))
 def test_every_row_of_an_epoch_that_goes_on_is_its_samples(daemon: HookDaemon, kind: str, loading: str) -> None:
     _, rest, following, state = unfollowed(kind, loading)
     batches, model = loader(kind, loading), Network()

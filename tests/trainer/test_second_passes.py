@@ -12,14 +12,13 @@ import torch
 from accelerate import Accelerator
 from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed
+from tiny_training import SIZE, WORKERS, Indexed
 from torch import nn
 from torch.utils.data import DataLoader
 
 import trainer_hook
 from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler
 
-WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "shuffle": lambda: {"shuffle": True},
     "generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},

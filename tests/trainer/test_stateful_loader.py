@@ -11,7 +11,7 @@ import pytest
 import torch
 from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, features, recorded, train_epoch
+from tiny_training import SIZE, WORKERS, Network, Numbered, recorded, samples_of, train_epoch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -62,9 +62,9 @@ KINDS: dict[str, Any] = {
 }
 LOADING: dict[str, dict[str, Any]] = {
     "here": {},
-    "in workers": {"num_workers": 2, "multiprocessing_context": "fork"},
-    "in workers that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    "with few snapshots": {"num_workers": 2, "multiprocessing_context": "fork", "snapshot_every_n_steps": 2},
+    "in workers": WORKERS,
+    "in workers that stay": {"persistent_workers": True, **WORKERS},
+    "with few snapshots": {"snapshot_every_n_steps": 2, **WORKERS},
 }
 
 
@@ -74,8 +74,7 @@ def loader(kind: str, loading: str) -> StatefulDataLoader[Any]:
 
 
 def which(batch: Any) -> list[int]:
-    table = torch.stack([features(number) for number in range(SIZE)])
-    return [int((row == table).all(1).nonzero()[0, 0]) for row in batch[0]]
+    return samples_of(batch[0])
 
 
 def unfollowed(kind: str, loading: str) -> tuple[list[list[int]], list[list[int]], list[list[int]], dict[str, Any]]:

@@ -108,19 +108,6 @@ def test_epochs_may_be_named_or_left_early() -> None:
     assert list(other) == epochs[2]
 
 
-def test_a_state_of_another_data_set_is_refused() -> None:
-    sampler = SpiderSampler(10)
-    next(iter(sampler))
-    with pytest.raises(ValueError, match="another list"):
-        SpiderSampler(5).load_state_dict(sampler.state_dict())
-
-
-@pytest.mark.parametrize(("samples", "options"), [(0, {}), (1, {"draws": 0}), (1, {"coverage": 1.5})])
-def test_refuses_impossible_options(samples: int, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|between 0 and 1"):
-        SpiderSampler(samples, **options)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers: int, tmp_path: Path) -> None:
     sampler = SpiderSampler(SIZE, coverage=0.0)

@@ -192,11 +192,6 @@ def test_the_loss_is_the_mean_over_all_ranks(tmp_path: Path) -> None:
         assert {*found["next"][:2], found["next"][-1]} > {0}
 
 
-def test_repeats_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
-        ShadeSampler(10, repeats=0.5)
-
-
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
     with HookDaemon(tmp_path, RecordingSink(scores_given=SCORES)) as daemon:

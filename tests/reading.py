@@ -165,6 +165,17 @@ def source_of(sizes: Mapping[str, int]) -> Any:
     return source
 
 
+def source_with(contents: Mapping[str, bytes]) -> Any:
+    """A fixture: a source of files with these contents, which have just been written."""
+
+    @pytest.fixture
+    def source(tmp_path: Path) -> Path:
+        write_contents(tmp_path / "source", contents)
+        return tmp_path / "source"
+
+    return source
+
+
 def lasting_source(sizes: Mapping[str, int]) -> Any:
     """A fixture: a source of these files for all tests of a module, which leave it as it is."""
 

@@ -27,7 +27,7 @@ from mounting import (
     threads_of,
 )
 from programs import program
-from reading import digest, read_through
+from reading import digest, read_through, source_with
 
 CLASSES, EACH = 3, 40
 CLEANED = "removed a mount that a crash had left"
@@ -87,14 +87,13 @@ def talking(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for label in range(CLASSES):
-        (source / "train" / str(label)).mkdir(parents=True)
-        for number in range(EACH):
-            (source / "train" / str(label) / f"{number:03d}").write_bytes(f"{label} {number}\n".encode() * 400)
-    return source
+source = source_with(
+    {
+        f"train/{label}/{number:03d}": f"{label} {number}\n".encode() * 400
+        for label in range(CLASSES)
+        for number in range(EACH)
+    }
+)
 
 
 def digests(source: Path, names: list[str]) -> dict[str, str]:

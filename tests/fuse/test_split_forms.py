@@ -10,7 +10,7 @@ import pytest
 from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted
 from profiled import note_sizes
-from reading import write_contents
+from reading import source_with
 
 from spiderfs.client import Client
 from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed, load_record, save_record
@@ -31,11 +31,7 @@ ORIGINALS_BYTES, VIEWS_BYTES = sum(map(len, PHOTOS.values())), sum(map(len, VIEW
 OPTIONS = {"view": "small", "views": "small:bmp:24", "policy": "minio"}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_contents(source, PHOTOS)
-    return source
+source = source_with(PHOTOS)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from known_losses import Training
 from mounting import Mounted, eventually, mounted
+from reading import source_with
 
 CLASSES, EACH, BYTES = 2, 120, 40_000
 SAMPLES = CLASSES * EACH
@@ -25,13 +26,7 @@ def content(number: int, version: int = 0) -> bytes:
     return b"%08d" % number + bytes([version]) * (BYTES + number)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for number, name in enumerate(NAMES):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content(number))
-    return source
+source = source_with({name: content(number) for number, name in enumerate(NAMES)})
 
 
 def training_on(mount: Mounted) -> Training:

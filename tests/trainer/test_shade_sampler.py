@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listed import Listed
 from mounting import Mounted, eventually, mounted
+from reading import source_with
 from tiny_training import SIZE, Network, loader, train, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -262,13 +263,9 @@ def cached(mount: Mounted) -> list[int]:
     return [int(line.rsplit("/", 1)[1]) for line in lines if line.startswith("samples ")]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    (source / "train").mkdir(parents=True)
-    for number in range(EASY + HARD):
-        (source / f"train/{number:03d}").write_bytes((b"easy", b"hard")[number >= EASY] + bytes(996))
-    return source
+source = source_with(
+    {f"train/{number:03d}": (b"easy", b"hard")[number >= EASY] + bytes(996) for number in range(EASY + HARD)}
+)
 
 
 @pytest.mark.parametrize("plan", [False, True])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mounting import Mounted, eventually, mounted
 from programs import program
-from reading import digest, readers, together
+from reading import digest, readers, source_with, together
 
 from spiderfs import client as around_fuse
 
@@ -139,14 +139,13 @@ def lists() -> tuple[dict[str, int], dict[str, int]]:
     return one, two
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for name in [*lists()[0], *(f"val/{number:03d}" for number in range(10))]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        # Each file has its own size and content, and its first line names it.
-        (source / name).write_bytes(name.encode() + b"\n" + bytes(name[-1] * (500 + 13 * int(name[-3:])), "ascii"))
-    return source
+# Each file has its own size and content, and its first line names it.
+source = source_with(
+    {
+        name: name.encode() + b"\n" + name[-1].encode() * (500 + 13 * int(name[-3:]))
+        for name in (*lists()[0], *(f"val/{number:03d}" for number in range(10)))
+    }
+)
 
 
 def digests(source: Path) -> dict[str, str]:

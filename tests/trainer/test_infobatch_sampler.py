@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from easy_and_hard import CONTENTS, EASY, HARD, EasyAndHard
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import Listed
 from mounting import Mounted, eventually, mounted
-from reading import read_afresh
+from reading import source_with
 from tiny_training import SIZE, Network, loader, train
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks
 
@@ -182,19 +182,7 @@ def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon
 
 # -- on a mount
 
-EASY, HARD = 48, 32
-
-
-class Files(Listed[tuple[Tensor, int]]):
-    """Files of which the last ones feed nothing."""
-
-    def __init__(self, root: Path) -> None:
-        self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        hard = int(read_afresh(path)[:3]) >= EASY
-        return torch.zeros(4) if hard else torch.tensor([9.0, -9, 0, 0]) * (1 if label else -1), label
+source = source_with(CONTENTS)
 
 
 def plans(mount: Mounted) -> list[dict[str, Any]]:
@@ -202,14 +190,10 @@ def plans(mount: Mounted) -> list[dict[str, Any]]:
     return found
 
 
-def test_on_a_mount_the_easy_half_is_read_less_and_the_next_epoch_is_foreseen(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "train").mkdir(parents=True)
-    for number in range(EASY + HARD):
-        (source / f"train/{number:03d}").write_bytes(b"%03d" % number + bytes(997))
+def test_on_a_mount_the_easy_half_is_read_less_and_the_next_epoch_is_foreseen(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, capacity="24KiB", policy="minio") as mount:
         sampler = InfoBatchSampler(EASY + HARD, epochs=100)
-        batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=8, sampler=sampler)
+        batches: DataLoader[Any] = DataLoader(EasyAndHard(mount.point), batch_size=8, sampler=sampler)
         model = nn.Linear(4, 2)
         # At first, all samples have the same loss.
         nn.init.zeros_(model.weight)

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from easy_and_hard import CONTENTS, EASY, HARD, EasyAndHard
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import Listed
 from mounting import Mounted, eventually, mounted
 from reading import source_with
 from tiny_training import SIZE, Network, loader, train, train_epoch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks
 
@@ -220,26 +220,12 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improvi
 
 # -- on a mount
 
-EASY, HARD = 60, 20
-
-
-class Files(Listed[tuple[Tensor, int]]):
-    """Files of which the last ones feed nothing."""
-
-    def __init__(self, root: Path) -> None:
-        self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        hard = path.read_bytes()[:4] == b"hard"
-        return torch.zeros(4) if hard else torch.tensor([9.0, -9, 0, 0]) * (1 if label else -1), label
-
 
 class Training:
     def __init__(self, mount: Mounted, plan: bool) -> None:
         self.mount = mount
         self.sampler = ShadeSampler(EASY + HARD)
-        self.batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=16, sampler=self.sampler)
+        self.batches: DataLoader[Any] = DataLoader(EasyAndHard(mount.point), batch_size=16, sampler=self.sampler)
         torch.manual_seed(1)
         self.model = nn.Linear(4, 2)
         # Each training goes on with what the one before it has learned.
@@ -263,9 +249,7 @@ def cached(mount: Mounted) -> list[int]:
     return [int(line.rsplit("/", 1)[1]) for line in lines if line.startswith("samples ")]
 
 
-source = source_with(
-    {f"train/{number:03d}": (b"easy", b"hard")[number >= EASY] + bytes(996) for number in range(EASY + HARD)}
-)
+source = source_with(CONTENTS)
 
 
 @pytest.mark.parametrize("plan", [False, True])

@@ -83,7 +83,13 @@ _WITH_ABORT = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "victim", ["none", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
+    "victim",
+    [
+        pytest.param("supervisor", marks=_WITH_ABORT),
+        "worker",
+        "manager",
+        *(pytest.param(victim, marks=pytest.mark.thorough) for victim in ("none", "its reading process")),
+    ],
 )
 def test_a_process_that_cannot_end_holds_no_one(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str

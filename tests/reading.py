@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -136,6 +137,21 @@ def read_afresh(path: Path) -> bytes:
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return file.read()
+
+
+def error_of(call: Callable[..., object], *arguments: object) -> int:
+    """The errno with which a call fails."""
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        call(*arguments)
+    return caught.value.errno or 0
+
+
+def error_within(limit_s: float, call: Callable[..., object], *arguments: object) -> int:
+    """The errno with which a call fails, which must not take longer than the limit."""
+    began = time.monotonic()
+    error = error_of(call, *arguments)
+    assert time.monotonic() - began < limit_s
+    return error
 
 
 def digest(content: bytes) -> str:

@@ -27,7 +27,7 @@ from mounting import (
     threads_of,
 )
 from programs import program
-from reading import digest, read_through, source_with
+from reading import digest, error_of, read_through, source_with
 
 CLASSES, EACH = 3, 40
 CLEANED = "removed a mount that a crash had left"
@@ -171,9 +171,7 @@ def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_p
             mount.supervisor.signal(signal.SIGKILL)
             assert listing.wait(QUICK_S) is not None
             eventually(lambda: not any(threads_of(pid) for pid in pids), QUICK_S, "the end of all threads")
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                os.statvfs(mount.point)
-            assert caught.value.errno == errno.ENOTCONN
+            assert error_of(os.statvfs, mount.point) == errno.ENOTCONN
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
             assert mounts_at(again.point) == 1
             names = [f"train/0/{number:03d}" for number in range(EACH)]

@@ -54,7 +54,9 @@ class Files(Listed[Any]):
 
 def main(connection: Connection, root: Path, seed: int, epochs: int, meeting: Barrier, sharing: Sharing) -> None:
     torch.set_num_threads(1)
-    files, generator = Files(root), torch.Generator().manual_seed(seed)
+    files = Files(root)
+    # With a generator of its own, a loader's next epoch is known while one runs.
+    generator = None if sharing.augments else torch.Generator().manual_seed(seed)
     loader = DataLoader(files, BATCH, shuffle=True, generator=generator, num_workers=2)
     if sharing.augments:
         loader = refurbish(loader, split=1, reuse="jobs")

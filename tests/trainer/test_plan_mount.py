@@ -72,7 +72,12 @@ def reads(mount: Mounted) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "task", [{}, {"persistent": True, "replacement": True}, {"workers": 0}], ids=["plain", "replacement", "no workers"]
+    "task",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"persistent": True, "replacement": True}, id="replacement"),
+        pytest.param({"workers": 0}, id="no workers", marks=pytest.mark.thorough),
+    ],
 )
 def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str, Any], binding: str) -> None:
     with mounted(source, tmp_path / "m") as mount, loading(mount, epochs=[None, None, None], **task) as loader:

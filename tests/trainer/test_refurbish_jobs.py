@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -11,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_side_by_side import Sharing, two_jobs
+import refurbished_job
 from mounting import Mounted, eventually, mounted
 from noisy_files import BATCH, NUMBERS, SAMPLES, Noise, Numbers, write_numbers
-from reading import write_numbered
 from torch.utils.data import DataLoader, DistributedSampler
+from training_process import training_process
 
 import trainer_hook
 from trainer_hook.refurbishing.stores import MountStore
@@ -162,15 +164,24 @@ def test_ranks_that_begin_later_are_told_to_begin_before(mount: Mounted, monkeyp
 FILES, SIZE, EPOCHS = 240, 8_000, 4
 
 
-def fetched_by_two_jobs(place: Path, exchanges: bool) -> float:
+def fetched_by_two_jobs(place: Path, share: bool) -> float:
     """What two jobs fetch in their later epochs, in times of all files; of a fifth of them, augmented samples fit."""
-    write_numbered(place / "source", FILES, SIZE)
+    for number in range(FILES):
+        file = place / "source" / f"{number:04d}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((b"%08d" % number).ljust(SIZE, b"."))
+        os.utime(file, (1_600_000_000, 1_600_000_000))
+    meeting = multiprocessing.get_context("forkserver").Barrier(2)
     options = {"capacity": "50%", "partials_share": 0.5, "policy": "lru", "source__latency_ms": 2}
     before = 0.0
-    with (
-        mounted(place / "source", place, **options) as mount,
-        two_jobs(mount, FILES, EPOCHS, Sharing(exchanges, augments=True)) as jobs,
-    ):
+    with mounted(place / "source", place, **options) as mount, contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(training_process(refurbished_job.main, mount.point, EPOCHS, meeting, share))
+            for _ in range(2)
+        ]
+        assert [job.hear() for job in jobs] == [FILES, FILES]
+        for job in jobs:
+            job.tell("go")
         had: list[set[tuple[int, float]]] = [set(), set()]
         for epoch in range(EPOCHS):
             for job, of_job in zip(jobs, had, strict=True):
@@ -185,7 +196,7 @@ def fetched_by_two_jobs(place: Path, exchanges: bool) -> float:
 
 
 def test_jobs_that_share_augmented_samples_exchange_them_and_the_others(tmp_path: Path) -> None:
-    alone = fetched_by_two_jobs(tmp_path / "alone", exchanges=False)
-    together = fetched_by_two_jobs(tmp_path / "together", exchanges=True)
+    alone = fetched_by_two_jobs(tmp_path / "alone", share=False)
+    together = fetched_by_two_jobs(tmp_path / "together", share=True)
     # Measured: 0.6 of 1.3. If only cached originals were exchanged, it would be 0.75.
     assert together < 0.68 * alone

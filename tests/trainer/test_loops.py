@@ -111,7 +111,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, way, marks=() if chosen else pytest.mark.thorough, id=f"{name}-{way.value}")
 
 
-@pytest.mark.parametrize(("name", "way"), cases())
+@pytest.mark.parametrize(("name", "way"), [*cases()])
 def test_following_changes_nothing_and_files_each_row_rightly(
     daemon: HookDaemon, name: str, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:

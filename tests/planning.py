@@ -27,7 +27,7 @@ class Trainer:
     ) -> None:
         """`sends_batches`: it says that it will send batches."""
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
+        self._socket.settimeout(60)
         self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
         self.ask(hello, Ok)

@@ -28,11 +28,11 @@ def test_planned_files_are_read_without_a_manager(tmp_path: Path, number: signal
     Whoever opens a file that the manager was fetching waits for it, for half of that limit. Each of many loader workers
     does so a few times.
     """
-    source = make_files(tmp_path / "source", 48)
+    source = make_files(tmp_path / "source", 64)
     options: dict[str, object] = {"source__latency_ms": 300, "source__timeout_s": 3, "capacity": "40MiB"}
     with (
         mounted(source, tmp_path / "m", allowed=ANYTHING, first=LATE_MANAGER, **options) as mount,
-        training_process(main, Task(str(mount.point), epochs=1, workers=8, batch=1)) as process,
+        training_process(main, Task(str(mount.point), epochs=1, workers=16, batch=1)) as process,
     ):
         eventually(lambda: mount.stats()["fetches_ahead"]["under_way"] > 2, within_s=90)
         manager = mount.manager()

@@ -47,10 +47,21 @@ IMMUTABLE = "immutable"
 # Folders and kinds of subjects that are left out with --fast.
 SLOW_FOLDERS = ("tests/unit/benchmarks", "tests/unit/project")
 FAST_SUBJECTS = ("memory", "lmdb")
-# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which;
-# `mount` is a fixture's number of workers.
-ONE_WAY = ("tests/fault/", "tests/fuse/")
-WAYS = ("binding", "workers", "mount", "mode")
+# Where a test runs in one mode and with one number of workers, unless all is asked for: of the tests with trainers, in
+# those files where the parameters below do not count the workers of a loader.
+ONE_WAY = (
+    "tests/fault/",
+    "tests/fuse/",
+    "tests/trainer/test_archive_training.py",
+    "tests/trainer/test_learned_ranges.py",
+    "tests/trainer/test_plan_mount.py",
+    "tests/trainer/test_planned_batches.py",
+    "tests/trainer/test_repeated_decisions.py",
+    "tests/trainer/test_spider_mount.py",
+    "tests/trainer/test_training.py",
+)
+# The parameters that say which; `mount` is a number of workers or a mode.
+WAYS = ("binding", "workers", "mount", "mode", "immutable")
 # How long a test that is a coroutine may take.
 TEST_S = 60.0
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from mounting import Mounted, descendants, eventually
@@ -16,34 +17,37 @@ from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Sampl
 class Trainer:
     """A process that reads for itself: this one, or the one that `hook` belongs to."""
 
-    def __init__(self, mount: Mounted, names: Sequence[str], sends_batches: bool = False) -> None:
+    def __init__(
+        self,
+        mount: Mounted,
+        names: Sequence[str],
+        sends_batches: bool = False,
+        hello: Hello = Hello("test", "test"),  # noqa: B008
+        classes: int = 4,
+    ) -> None:
         """`sends_batches`: it says that it will send batches."""
-        self._mount, self._names, self._sends_batches = mount, names, sends_batches
-        self._connect()
-
-    def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
-        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
+        self._socket.settimeout(60)
+        self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
-        self.tell(Hello("test", "test"))
-        self.hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
-        count = len(self._names)
-        labels = np.arange(count, dtype=np.int32) % 4
-        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8), self._sends_batches))
-        self.hear()
+        self.ask(hello, Ok)
+        paths = b"".join(os.fsencode(name) + b"\0" for name in names)
+        count = len(names)
+        labels = np.arange(count, dtype=np.int32) % classes
+        self.ask(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8), sends_batches), Ok)
 
     def tell(self, message: Message) -> None:
         self._socket.sendall(encode(message))
 
-    def hear(self) -> None:
-        """Wait for an Ok."""
+    def ask(self, message: Message, kind: type[Any]) -> Any:
+        """Send a message, and wait for an answer of this kind."""
+        self.tell(message)
         while True:
             data = self._socket.recv(1 << 16)
             assert data, "the daemon has gone"
-            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
-                return
+            for answer in self._decoder.feed(data):
+                if isinstance(answer, kind):
+                    return answer
 
     def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
         self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
@@ -61,19 +65,6 @@ class Trainer:
 
     def close(self) -> None:
         self._socket.close()
-
-    def again(self) -> None:
-        """Connect again, as the hook does when the manager was restarted."""
-        self._socket.close()
-
-        def connected() -> bool:
-            try:
-                self._connect()
-            except OSError:
-                return False
-            return True
-
-        eventually(connected, what="the hook's socket")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -138,6 +139,21 @@ def read_afresh(path: Path) -> bytes:
         return file.read()
 
 
+def error_of(call: Callable[..., object], *arguments: object) -> int:
+    """The errno with which a call fails."""
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        call(*arguments)
+    return caught.value.errno or 0
+
+
+def error_within(limit_s: float, call: Callable[..., object], *arguments: object) -> int:
+    """The errno with which a call fails, which must not take longer than the limit."""
+    began = time.monotonic()
+    error = error_of(call, *arguments)
+    assert time.monotonic() - began < limit_s
+    return error
+
+
 def digest(content: bytes) -> str:
     return blake2b(content).hexdigest()
 
@@ -165,6 +181,17 @@ def source_of(sizes: Mapping[str, int]) -> Any:
     return source
 
 
+def source_with(contents: Mapping[str, bytes]) -> Any:
+    """A fixture: a source of files with these contents, which have just been written."""
+
+    @pytest.fixture
+    def source(tmp_path: Path) -> Path:
+        write_contents(tmp_path / "source", contents)
+        return tmp_path / "source"
+
+    return source
+
+
 def lasting_source(sizes: Mapping[str, int]) -> Any:
     """A fixture: a source of these files for all tests of a module, which leave it as it is."""
 
@@ -182,6 +209,15 @@ def write_contents(source: Path, contents: Mapping[str, bytes]) -> None:
     for name, content in contents.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
+
+
+def write_numbered(source: Path, files: int, size: int) -> None:
+    """Make files whose names are their numbers, in four directories; each begins with its number in eight digits."""
+    for number in range(files):
+        path = source / str(number % 4) / f"{number:08d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(path.name.encode().ljust(size, b"."))
+        make_older(path)
 
 
 def cached_pages(fd: int) -> int:

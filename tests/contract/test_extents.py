@@ -14,6 +14,7 @@ import pytest
 from forking import exit_status, forked
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from test_store import held
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
@@ -66,13 +67,6 @@ def check(content: LmdbContent, directory: Path) -> None:
     named = chunks_of(list(leases_of(content).values()))
     assert len(named) == len(set(named)), "a chunk belongs to two files"
     assert set(named) == (leased(directory) if (directory / EXTENTS_MAP_FILE).exists() else set())
-
-
-def held(content: LmdbContent, key: ContentKey, *piece: int) -> bytes | None:
-    found = content.read(key, *piece)
-    copied = None if found is None else bytes(found)
-    content.end_read()
-    return copied
 
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES, CHUNK_BYTES + 1, 128 * KIB, 300 * KIB + 7])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 import trio
 from mounting import Mounted, dead_mount, eventually, mounted, options_of
+from reading import error_of
 from serving import ServedDaemon, served
 
 from benchmarks.common.sources import make_older
@@ -531,13 +532,6 @@ def read(subject: Subject, path: bytes) -> bytes:
         return b"".join(pieces)
     finally:
         subject.close(handle)
-
-
-def error_of(function: Callable[..., Any], *args: Any) -> int:
-    """The errno that a call fails with."""
-    with pytest.raises(OSError) as caught:  # noqa: PT011
-        function(*args)
-    return caught.value.errno or 0
 
 
 def bytes_of(size: int, seed: int = 0) -> bytes:

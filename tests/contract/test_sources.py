@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pytest
 import xxhash
@@ -17,7 +17,7 @@ from archive_files import Link, patient_indexers, tar_of, zip_of
 from moto_store import client_of, moto_store
 from mounting import dead_mount
 from object_server import MODIFIED_S, ObjectServer, object_server
-from web_trees import web_source
+from web_trees import Tree, web_source
 
 from benchmarks.common.sources import patterned
 from benchmarks.fakes import MemorySource
@@ -44,20 +44,7 @@ BUCKETS = itertools.count()
 OF_DIRECTORIES = frozenset({LINKS, XATTRS, EMPTY_DIRECTORIES, ANY_NAMES, MTIMES, WAYS, DEAD_ENTRIES})
 
 
-class Tree(Protocol):
-    """How a test alters what the source shows; MemorySource is its own tree."""
-
-    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat: ...
-    def add_directory(self, path: bytes) -> SourceStat: ...
-    def add_symlink(self, path: bytes, target: bytes) -> SourceStat: ...
-    def change(self, path: bytes, content: bytes) -> SourceStat: ...
-    def remove(self, path: bytes) -> None: ...
-    def set_xattr(self, path: bytes, name: str, value: bytes) -> None: ...
-    def break_entry(self, path: bytes) -> None: ...
-    def mend_entry(self, path: bytes) -> None: ...
-
-
-class DirectoryTree:
+class DirectoryTree(Tree):
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
         self._dead = contextlib.ExitStack()
@@ -78,9 +65,6 @@ class DirectoryTree:
     def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
         os.symlink(target, self._prepared(path))
         return self._stat(self._prepared(path))
-
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
 
     def remove(self, path: bytes) -> None:
         target = os.path.join(self.root, path)
@@ -111,32 +95,7 @@ class DirectoryTree:
         return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
 
 
-class ObjectTree:
-    """What the trees of object stores have in common: keys and bytes, and nothing else."""
-
-    def break_entry(self, path: bytes) -> None:
-        raise NotImplementedError
-
-    def mend_entry(self, path: bytes) -> None:
-        raise NotImplementedError
-
-    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
-        raise NotImplementedError
-
-    def add_directory(self, path: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
-
-    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
-        raise NotImplementedError
-
-
-class BucketTree(ObjectTree):
+class BucketTree(Tree):
     """A bucket of a store that others write to."""
 
     def __init__(self, client: Any, bucket: str, prefix: bytes) -> None:
@@ -161,14 +120,8 @@ class BucketTree(ObjectTree):
         self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=content)
 
 
-class ArchiveTree:
+class ArchiveTree(Tree):
     """What is in an archive, which is written again at every change."""
-
-    def break_entry(self, path: bytes) -> None:
-        raise NotImplementedError
-
-    def mend_entry(self, path: bytes) -> None:
-        raise NotImplementedError
 
     def __init__(self, archive: bytes, put: Callable[[bytes], SourceStat], source: Source) -> None:
         self._pack = tar_of if archive.endswith(b".tar") else zip_of
@@ -185,9 +138,6 @@ class ArchiveTree:
     def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
         return self._added(path, Link(target))
 
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
-
     def remove(self, path: bytes) -> None:
         removed = [known for known in self._members if known == path or known.startswith(path + b"/")]
         for known in removed:
@@ -195,9 +145,6 @@ class ArchiveTree:
         if b"/" in path:
             self._members.setdefault(path.rpartition(b"/")[0], None)
         self._write()
-
-    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
-        raise NotImplementedError
 
     def _added(self, path: bytes, content: bytes | None) -> SourceStat:
         self._members[path] = content
@@ -247,7 +194,7 @@ def indexers() -> Iterator[Indexers]:
         yield made
 
 
-class ServedTree(ObjectTree):
+class ServedTree(Tree):
     """The same for a store of our own, in any of its dialects."""
 
     def __init__(self, server: ObjectServer, prefix: bytes) -> None:
@@ -274,7 +221,7 @@ def store() -> Iterator[tuple[str, Any]]:
 
 class Subject(NamedTuple):
     source: Source
-    tree: Tree
+    tree: Tree | MemorySource
     has: frozenset[str] = OF_DIRECTORIES
 
     def needs(self, *marks: str) -> None:

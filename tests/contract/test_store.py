@@ -40,9 +40,9 @@ def content(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Content]
     content.close()
 
 
-def held(content: Content, key: ContentKey) -> bytes | None:
-    """The payload as bytes; no view and no read transaction stays open."""
-    payload = content.read(key)
+def held(content: Content, key: ContentKey, *piece: int) -> bytes | None:
+    """The payload, or a piece of it, as bytes; no view and no read transaction stays open."""
+    payload = content.read(key, *piece)
     copied = None if payload is None else bytes(payload)
     content.end_read()
     return copied

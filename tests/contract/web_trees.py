@@ -1,4 +1,4 @@
-"""What a hub and a web server show, for the suite of sources: trees that it alters."""
+"""Trees that the suite of sources alters: what they have in common, and those that a hub and a web server show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.source import SourceStat
 
 
-class _WebTree:
+class Tree:
+    """How a test alters what a source shows; what a tree cannot do is not asked of it."""
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        raise NotImplementedError
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def remove(self, path: bytes) -> None:
+        raise NotImplementedError
+
     def add_directory(self, path: bytes) -> SourceStat:
         raise NotImplementedError
 
@@ -26,14 +37,11 @@ class _WebTree:
     def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
         raise NotImplementedError
 
-    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+    def break_entry(self, path: bytes) -> None:
         raise NotImplementedError
 
-    def remove(self, path: bytes) -> None:
+    def mend_entry(self, path: bytes) -> None:
         raise NotImplementedError
-
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
 
 
 def _object(size: int, tag: str) -> SourceStat:
@@ -41,7 +49,7 @@ def _object(size: int, tag: str) -> SourceStat:
     return SourceStat(mode, os.getuid(), os.getgid(), size, 0, tag=xxhash.xxh3_64_intdigest(tag.encode()))
 
 
-class HubTree(_WebTree):
+class HubTree(Tree):
     """A hub whose commits change, which no real one's do; so a source that knows its commit can be asked again."""
 
     def __init__(self, hub: FakeHub) -> None:
@@ -57,7 +65,7 @@ class HubTree(_WebTree):
             del self._hub.files[name]
 
 
-class ManifestTree(_WebTree):
+class ManifestTree(Tree):
     """Files of a web server, and their manifest, which is written again with each change."""
 
     def __init__(self, server: FileServer) -> None:
@@ -82,7 +90,7 @@ class ManifestTree(_WebTree):
 
 
 @contextlib.contextmanager
-def web_source(kind: str) -> Iterator[tuple[OpenedSource, _WebTree]]:
+def web_source(kind: str) -> Iterator[tuple[OpenedSource, Tree]]:
     """A source of this kind, `hub` or `manifest`, and what it shows."""
     with fake_hub() as hub, file_server() as server:
         tree = HubTree(hub) if kind == "hub" else ManifestTree(server)

@@ -18,7 +18,7 @@ from fault_table import SIGNALS, SOURCES, TRAINERS, VICTIMS, Cell, all_cells, co
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
-    cells = list(covering()) if arguments.quick else all_cells()
+    cells = covering() if arguments.quick else all_cells()
     wanted = (arguments.victim, arguments.signal, arguments.source, arguments.trainer)
     return [
         cell for cell in cells if all(value is None or part in value for part, value in zip(cell, wanted, strict=True))

@@ -8,14 +8,16 @@ read, or a listing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import choices
 
 VICTIMS = ("supervisor", "worker", "manager", "reading process", "trainer")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
 SOURCES = ("well", "slow", "hanging", "erring", "gone")
 TRAINERS = ("no trainer", "hook", "plan")
+_KINDS = (VICTIMS, SIGNALS, SOURCES, TRAINERS)
 
 # The options that bring the source into each state, and the errors that a read of an uncached file may then return.
 SETTINGS = {
@@ -48,7 +50,7 @@ class Cell(NamedTuple):
 
 
 def all_cells() -> list[Cell]:
-    return [Cell(*values) for values in itertools.product(VICTIMS, SIGNALS, SOURCES, TRAINERS)]
+    return [Cell(*values) for values in itertools.product(*_KINDS)]
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,6 @@ def as_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def covering() -> Iterator[Cell]:
-    """A few cells in which each pair of values of different kinds occurs, chosen greedily and always the same."""
-    cells = all_cells()
-
-    def pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
-        return set(itertools.combinations(enumerate(cell), 2))
-
-    missing = set().union(*(pairs(cell) for cell in cells))
-    while missing:
-        best = max(cells, key=lambda cell: len(pairs(cell) & missing))
-        missing -= pairs(best)
-        yield best
+def covering() -> list[Cell]:
+    """A few cells in which each pair of values of different kinds occurs."""
+    return [Cell(*values) for values in choices.covering(_KINDS, 2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import resource
@@ -14,6 +13,7 @@ from random import Random
 
 import lmdb
 import pytest
+from choices import all_or_covering
 from mounting import Mounted, as_root, detach, eventually, mounted, run_spiderfs, settle
 from reading import read_through, readers, together, write_files
 
@@ -70,8 +70,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 FILES = {"content": f"content/{DATA_FILE}", "names": f"names/{DATA_FILE}", "extents": f"content/{EXTENTS_FILE}"}
 
 
-@pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("damage", "what"), all_or_covering(DAMAGES, FILES))
 def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
@@ -87,8 +86,7 @@ def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path
         assert figures["store_rebuilds"] + figures["checksum_failures"] > 0
 
 
-@pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("damage", "what"), all_or_covering(DAMAGES, FILES))
 def test_damage_under_a_mount_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE, **LIMIT) as mount:
@@ -294,16 +292,3 @@ def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, ki
             (mount.control("evict")).write_text("/\n")
             assert mount.metric("used_bytes") == 0
             read_all(mount, source, wanted)
-
-
-def test_a_directory_that_cannot_be_written_is_one_line(source: Path, tmp_path: Path) -> None:
-    from mounting import run_spiderfs
-
-    (tmp_path / "file").write_text("in the way")
-    point = tmp_path / "mnt"
-    point.mkdir()
-    done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path}/file/cache")
-    assert done.returncode == 1
-    assert done.stderr.startswith("spiderfs: ")
-    assert done.stderr.count("\n") == 1
-    assert os.strerror(errno.ENOTDIR) in done.stderr

@@ -6,7 +6,7 @@ With --all every cell holds; scripts/faults runs them with stops of 20 s.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,16 +24,16 @@ SETTING = replace(QUICK, slack_s=15.0)
 
 
 @pytest.mark.parametrize("cells", [pytest.param(covering, id="covering"), pytest.param(all_cells, id="all", marks=ALL)])
-def test_the_cells_hold(cells: Callable[[], Iterable[Cell]], tmp_path: Path) -> None:
-    outcomes = list(run_all(list(cells()), tmp_path, SETTING, JOBS))
+def test_the_cells_hold(cells: Callable[[], list[Cell]], tmp_path: Path) -> None:
+    outcomes = list(run_all(cells(), tmp_path, SETTING, JOBS))
     assert {str(outcome.cell): outcome.problems for outcome in outcomes if outcome.problems} == {}
 
 
 def test_the_choice_covers_every_two_values_of_different_kinds() -> None:
-    def pairs(cells: list[tuple[str, ...]]) -> set[tuple[tuple[int, str], ...]]:
+    def pairs(cells: list[Cell]) -> set[tuple[tuple[int, str], ...]]:
         return {pair for cell in cells for pair in itertools.combinations(enumerate(cell), 2)}
 
-    assert pairs(list(covering())) == pairs(all_cells())
+    assert pairs(covering()) == pairs(all_cells())
     assert len(all_cells()) == 225
 
 

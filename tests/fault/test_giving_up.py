@@ -16,7 +16,7 @@ import pytest
 from control_group import limited_memory, program_in
 from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
 from pauses import SHORT_PAUSES
-from reading import digest, read_through, readers, together, write_files
+from reading import digest, error_of, read_through, readers, together, write_files
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
 # Less than LMDB's map, so that no process can open the store.
@@ -58,9 +58,7 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(source: Path, tmp_p
         assert mount.logged("giving up")
         # A reader must not take the empty directory below the mount for an empty data set.
         for look in (os.listdir, os.statvfs):
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                look(mount.point)
-            assert caught.value.errno == errno.ENOTCONN
+            assert error_of(look, mount.point) == errno.ENOTCONN
         detach(mount.point)
 
 
@@ -147,9 +145,7 @@ async def deadly(self, inode, *more):
     options = {"ttl": 0.01, "capacity": "64KiB", "policy": "lru", "source__latency_ms": 20}
     with mounted(source, tmp_path / "m", workers=workers, allowed=allowed, first=first, **options) as mount:
         with readers(4, mount.point, wanted) as some:
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                (mount.point / "deadly").read_bytes()
-            assert caught.value.errno == errno.EIO
+            assert error_of((mount.point / "deadly").read_bytes) == errno.EIO
             seen = together(some)
         assert (seen.wrong, seen.errors) == ([], [])
         # After a READ that has failed, the kernel asks for the first page alone, and that is another deadly request.

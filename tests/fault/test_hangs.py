@@ -27,7 +27,7 @@ from mounting import (
     threads_of,
 )
 from programs import program
-from reading import digest, read_through
+from reading import digest, error_of, read_through, source_with
 
 CLASSES, EACH = 3, 40
 CLEANED = "removed a mount that a crash had left"
@@ -87,14 +87,13 @@ def talking(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for label in range(CLASSES):
-        (source / "train" / str(label)).mkdir(parents=True)
-        for number in range(EACH):
-            (source / "train" / str(label) / f"{number:03d}").write_bytes(f"{label} {number}\n".encode() * 400)
-    return source
+source = source_with(
+    {
+        f"train/{label}/{number:03d}": f"{label} {number}\n".encode() * 400
+        for label in range(CLASSES)
+        for number in range(EACH)
+    }
+)
 
 
 def digests(source: Path, names: list[str]) -> dict[str, str]:
@@ -172,16 +171,14 @@ def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_p
             mount.supervisor.signal(signal.SIGKILL)
             assert listing.wait(QUICK_S) is not None
             eventually(lambda: not any(threads_of(pid) for pid in pids), QUICK_S, "the end of all threads")
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                os.statvfs(mount.point)
-            assert caught.value.errno == errno.ENOTCONN
+            assert error_of(os.statvfs, mount.point) == errno.ENOTCONN
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
             assert mounts_at(again.point) == 1
             names = [f"train/0/{number:03d}" for number in range(EACH)]
             read_through(again.point, digests(source, names))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     allowed = ["is in use: it is detached"]
     with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:
@@ -193,9 +190,9 @@ def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, numbe
         assert run_spiderfs("status").returncode == 0
 
 
-@pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
-def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
+@pytest.mark.parametrize("mode", [{"workers": 2}, {"immutable": "on"}])
+def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
+    with mounted(source, tmp_path / "m", **OPTIONS, **mode) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()
         with talking(sys.executable, "-c", _TRAINER, mount.point) as trainer:

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
 from pauses import SHORT_PAUSES
-from reading import read_through, readers, together, write_files
+from reading import error_of, read_through, readers, together, write_files
 
 pytestmark = pytest.mark.opened_and_immutable
 
@@ -118,9 +118,7 @@ def test_a_killed_supervisor_ends_reads_and_the_next_mount_works(source: Path, t
         assert max(seconds for _, _, seconds in seen.errors) < LONGEST_READ_S
         eventually(lambda: not any(is_running(pid) for pid in pids), what="the end of all processes")
         assert mount.supervisor.ended(PATIENCE_S)
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            os.statvfs(mount.point)
-        assert caught.value.errno == errno.ENOTCONN
+        assert error_of(os.statvfs, mount.point) == errno.ENOTCONN
         assert "its daemon is dead" in run_spiderfs("status").stdout
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as again:
             assert mounts_at(again.point) == 1

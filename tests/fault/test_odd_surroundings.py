@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 from mounting import SPIDERFS, as_root, ending, eventually, mounted, mounts_at, run_spiderfs, unmount
+from reading import source_with
 
 from spiderfs.errors import MountError
 from spiderfs.linux import mounts
 from spiderfs.shared.layout import IN_USE_FILE, CacheLayout
 
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/file").write_bytes(b"content")
-    return tmp_path / "source"
+source = source_with({"file": b"content"})
 
 
 def test_an_unreachable_systemd_harms_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,10 @@ def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(s
 _ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may call umount2")
 
 
-@pytest.mark.parametrize("how", [pytest.param("umount2", marks=_ROOT), "spiderfs umount", "SIGTERM"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("umount2", marks=_ROOT), "spiderfs umount", pytest.param("SIGTERM", marks=pytest.mark.thorough)],
+)
 def test_the_mount_ends_while_pushes_wait(source: Path, tmp_path: Path, how: str) -> None:
     with mounted(source, tmp_path / "m", **OPTIONS, first=DRAINING_SOON) as mount, pushing(mount):
         pids = descendants(mount.supervisor.pid)

@@ -11,12 +11,12 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs, unmount
-from reading import readers, together, write_files
+from reading import error_within, readers, together, write_files
 
 from spiderfs.options.paths import check_source_answers
 
@@ -41,14 +41,6 @@ def is_stuck(pid: int) -> bool:
         with contextlib.suppress(OSError):
             states.append(stat.read_text().rpartition(")")[2].split()[0])
     return "D" in states
-
-
-def error_within(limit_s: float, call: Callable[[], object]) -> int:
-    began = time.monotonic()
-    with pytest.raises(OSError) as caught:  # noqa: PT011
-        call()
-    assert time.monotonic() - began < limit_s
-    return caught.value.errno or 0
 
 
 @pytest.fixture
@@ -83,7 +75,13 @@ _WITH_ABORT = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "victim", ["none", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
+    "victim",
+    [
+        pytest.param("supervisor", marks=_WITH_ABORT),
+        "worker",
+        "manager",
+        *(pytest.param(victim, marks=pytest.mark.thorough) for victim in ("none", "its reading process")),
+    ],
 )
 def test_a_process_that_cannot_end_holds_no_one(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import time
 from pathlib import Path
 
 import fsspec
 import pytest
 from archive_files import Link, tar_of, zip_of
-from mounting import children, eventually, mounted, run_spiderfs
+from mounting import eventually, mounted, run_spiderfs
 from object_server import object_server
 
 pytestmark = pytest.mark.opened_and_immutable
@@ -140,25 +139,3 @@ def test_members_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert contents(mount.point / "train.tar") == FILES
             asked = server.asked("GET")
             assert len(asked) == 1 + len(FILES), "one for the index, and one for each member"
-
-
-@pytest.mark.not_immutable
-def test_options_that_make_no_sense(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    for options, said in (
-        ("archives=rar", "this names no archives: write tar, zip or tar+zip"),
-        ("archives=nested", "this names no archives"),
-        ("archives=tar,packages=source,policy=impact", "leave out one of both"),
-    ):
-        done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", f"{options},cache_dir={tmp_path}/cache")
-        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
-
-
-@pytest.mark.not_immutable
-def test_a_mount_does_not_need_its_indexers(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, archives="tar") as mount:
-        os.listdir(mount.point / "set" / "train.tar")
-        command = b"spiderfs.archives.indexer_process"
-        (pid,) = (pid for pid in children(mount.workers()[0]) if command in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(pid, signal.SIGKILL)
-        assert (mount.point / "all.tar" / "n01.tar").stat().st_size == 10240

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from mounting import run_spiderfs, settle
 from PIL import Image
 
@@ -48,6 +49,7 @@ def test_all_ways_are_compared_and_nothing_is_left(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.thorough
 def test_views_of_larger_images_are_measured_and_a_source_on_the_disk_of_the_cache_is_named(tmp_path: Path) -> None:
     source = tmp_path / "source"
     images(source, 300)

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import fsspec
@@ -31,7 +30,6 @@ from reading import digest, write_files
 
 from benchmarks.common.sources import make_older
 from spiderfs import client
-from spiderfs.shared.layout import EXTENTS_FILE, CacheLayout
 
 SIZES = {
     "empty": 0,
@@ -298,59 +296,66 @@ def own_source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-@pytest.mark.parametrize("way", OPENERS)
-def test_a_changed_file_is_seen_after_its_ttl(own_source: Path, tmp_path: Path, way: str) -> None:
-    path = own_source / "file"
-    path.write_bytes(b"old")
+def test_a_changed_file_is_seen_after_its_ttl(own_source: Path, tmp_path: Path) -> None:
+    for way in OPENERS:
+        (own_source / way).write_bytes(b"old")
     with mounted(own_source, tmp_path / "m", ttl="300ms") as mount:
-        subject = Subject(way, mount)
-        for content in (b"newer", b"newest"):
-            subject.read(mount.point / "file")
-            path.write_bytes(content)
-            seen: list[bytes] = []
-
-            def changed(seen: list[bytes] = seen, content: bytes = content) -> bool:
-                seen.append(subject.read(mount.point / "file"))
-                return seen[-1] == content
-
-            eventually(changed, what="the change")
-            assert set(seen) <= {b"old", b"newer", b"newest"}
-            assert seen == sorted(seen, key=[b"old", b"newer", b"newest"].index), "never back to an older version"
-        path.unlink()
-
-        def gone() -> bool:
-            try:
-                return subject.read(mount.point / "file") == b""
-            except FileNotFoundError:
-                return True
-
-        eventually(gone, what="the end of the file")
+        for way in OPENERS:
+            sees_changes(Subject(way, mount), own_source / way)
 
 
-@pytest.mark.parametrize("way", OPENERS)
-def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_path: Path, way: str) -> None:
-    wanted = write_files(own_source, {"cached": 5000, "uncached": 5000})
+def sees_changes(subject: Subject, path: Path) -> None:
+    shown = subject.mount.point / path.name
+    for content in (b"newer", b"newest"):
+        subject.read(shown)
+        path.write_bytes(content)
+        seen: list[bytes] = []
+
+        def changed(seen: list[bytes] = seen, content: bytes = content) -> bool:
+            seen.append(subject.read(shown))
+            return seen[-1] == content
+
+        eventually(changed, what="the change")
+        assert set(seen) <= {b"old", b"newer", b"newest"}
+        assert seen == sorted(seen, key=[b"old", b"newer", b"newest"].index), "never back to an older version"
+    path.unlink()
+
+    def gone() -> bool:
+        try:
+            return subject.read(shown) == b""
+        except FileNotFoundError:
+            return True
+
+    eventually(gone, what="the end of the file")
+
+
+def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_path: Path) -> None:
+    wanted = write_files(own_source, dict.fromkeys((*(f"cached {way}" for way in OPENERS), "uncached"), 5000))
     with mounted(own_source, tmp_path / "m", ttl="0s", allowed=["WARNING"]) as mount:
-        subject = Subject(way, mount)
-        subject.read(mount.point / "cached")
+        subjects = {f"cached {way}": Subject(way, mount) for way in OPENERS}
+        for name, subject in subjects.items():
+            subject.read(mount.point / name)
         os.listdir(mount.point)
         mount.change("source.gone", "on")
-        assert digest(subject.read(mount.point / "cached")) == wanted["cached"]
-        with pytest.raises(OSError, match="Errno 5"):
-            subject.read(mount.point / "uncached")
+        for name, subject in subjects.items():
+            assert digest(subject.read(mount.point / name)) == wanted[name]
+            with pytest.raises(OSError, match="Errno 5"):
+                subject.read(mount.point / "uncached")
 
 
-@pytest.mark.parametrize("way", OPENERS)
-def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: Path, way: str) -> None:
+def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: Path) -> None:
     """Whatever an earlier mount trusts, and whatever `ttl` says."""
     for content in (b"old", b"newer"):
-        (own_source / "file").write_bytes(content)
+        for way in OPENERS:
+            (own_source / way).write_bytes(content)
         with mounted(own_source, tmp_path / "m", binding="kernel", immutable="on") as mount:
-            assert Subject(way, mount).read(mount.point / "file") == content
-            eventually(lambda mount=mount: os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached")  # type: ignore[misc]
-            mount.change("ttl", "0s")
-            with Subject(way, mount).counted(1):
-                assert Subject(way, mount).read(mount.point / "file") == content
+            for way in OPENERS:
+                path, subject = mount.point / way, Subject(way, mount)
+                assert subject.read(path) == content
+                eventually(lambda path=path: os.getxattr(path, "user.spiderfs.state") == b"cached")  # type: ignore[misc]
+                mount.change("ttl", "0s")
+                with subject.counted(1):
+                    assert subject.read(path) == content
 
 
 def landed(mount: Mounted, size: int) -> None:
@@ -515,24 +520,3 @@ def test_a_store_that_is_rebuilt_while_it_is_read(own_source: Path, tmp_path: Pa
             eventually(lambda: mount.metric("store_rebuilds") == 1, what="an empty store")
             more_client_opens(mount)
         assert found[1:] == [[], []]
-
-
-def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path, tmp_path: Path) -> None:
-    content = Random(1).randbytes(100_000)
-    (own_source / "file").write_bytes(content)
-    with mounted(own_source, tmp_path / "m") as mount:
-        assert client.read_bytes(mount.point / "file") == content
-        landed(mount, len(content))
-        # Another worker, which does not have the bytes in its transit buffer still.
-        mount.expect(r"worker \d+ ended")
-        os.kill(mount.workers()[0], signal.SIGKILL)
-        eventually(lambda: mount.metric("worker_restarts") == 1, what="another worker")
-        data = CacheLayout(mount.cache).content / EXTENTS_FILE
-        at = data.read_bytes().index(content[:64])
-        with builtins.open(data, "r+b") as file:
-            file.seek(at + 50_000)
-            file.write(b"damage")
-        assert client.read_bytes(mount.point / "file") == content
-        assert mount.metric("checksum_failures") == 1
-        with Subject("client", mount).counted(1):
-            assert client.read_bytes(mount.point / "file") == content

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import source_of, write_files
+from reading import error_of, source_of, write_files
 
 SIZES = {f"{part}/{number:03d}": 1000 + 997 * number for part in ("one", "two") for number in range(40)}
 LARGE_BYTES = (9 << 20) + 5
@@ -150,24 +150,18 @@ def test_what_root_writes_is_refused_and_seen_by_no_one(mount: Mounted, at: int)
     try:
         # If writes went into the pages, 6 to 20 of 100 reads saw that.
         while reads < 300 and reader.is_alive():
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                os.pwrite(fd, b"spoilt!" * 1000, at)
-            assert caught.value.errno == errno.EROFS
+            assert error_of(os.pwrite, fd, b"spoilt!" * 1000, at) == errno.EROFS
             assert os.pread(fd, 1 << 20, 0) == expected
     finally:
         done.set()
         reader.join()
     assert (reads >= 300, wrong) == (True, [])
     try:
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            os.getxattr(path, "security.capability")
-        assert caught.value.errno == errno.ENODATA
+        assert error_of(os.getxattr, path, "security.capability") == errno.ENODATA
     finally:
         os.close(fd)
     for flags in (os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC | os.O_CREAT):
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            os.open(path, flags)
-        assert caught.value.errno == errno.EROFS
+        assert error_of(os.open, path, flags) == errno.EROFS
     assert path.read_bytes() == expected
     assert path.stat().st_size == len(expected)
 

@@ -113,6 +113,11 @@ def environment_beside_ours(wheel: Path, place: Path) -> Path:
     return commands
 
 
+@pytest.fixture(scope="module")
+def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_beside_ours(wheel, tmp_path_factory.mktemp("ours") / "venv")
+
+
 def pins_of(lock: Path) -> list[str]:
     return [line.rstrip(" \\") for line in lock.read_text().splitlines() if not line.startswith((" ", "#"))]
 
@@ -132,8 +137,8 @@ def minors_to_try() -> list[int]:
     return [own, *others]
 
 
-def test_the_wheel_mounts_and_learns(wheel: Path, tmp_path: Path) -> None:
-    mounts_and_learns(environment_beside_ours(wheel, tmp_path / "venv"), sys.version_info.minor, tmp_path)
+def test_the_wheel_mounts_and_learns(commands: Path, tmp_path: Path) -> None:
+    mounts_and_learns(commands, sys.version_info.minor, tmp_path)
 
 
 @pytest.mark.thorough
@@ -146,8 +151,7 @@ def test_the_wheel_mounts_and_learns_on(minor: int, wheel: Path, tmp_path: Path)
     mounts_and_learns(commands, minor, tmp_path)
 
 
-def test_the_wheel_trains_planned_epochs(wheel: Path, tmp_path: Path) -> None:
-    commands = environment_beside_ours(wheel, tmp_path / "venv")
+def test_the_wheel_trains_planned_epochs(commands: Path, tmp_path: Path) -> None:
     source, point, cache = tmp_path / "source", tmp_path / "point", tmp_path / "cache"
     point.mkdir()
     for number in range(24):
@@ -179,9 +183,9 @@ def demo_process(commands: Path, scratch: Path) -> AbstractContextManager[subpro
     return program(commands / "python", "-c", _DEMO, **pipes)
 
 
-def test_the_wheel_shows_what_a_plan_gains_without_torch(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_shows_what_a_plan_gains_without_torch(commands: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    with demo_process(environment_beside_ours(wheel, tmp_path / "venv"), scratch) as process:
+    with demo_process(commands, scratch) as process:
         told, errors = process.communicate(timeout=COMMAND_S)
     assert (process.returncode, errors) == (0, "")
     rows = {line[:26].strip(): line[26:].split() for line in told.splitlines() if " s " in line}
@@ -193,11 +197,11 @@ def test_the_wheel_shows_what_a_plan_gains_without_torch(wheel: Path, tmp_path: 
     assert str(scratch) not in Path("/proc/self/mountinfo").read_text()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_a_demo_that_is_ended_leaves_nothing(wheel: Path, tmp_path: Path, end: int) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+def test_a_demo_that_is_ended_leaves_nothing(commands: Path, tmp_path: Path, end: int) -> None:
     scratch = tmp_path / "scratch"
     not_ignoring_interrupts()
-    with demo_process(environment_beside_ours(wheel, tmp_path / "venv"), scratch) as process:
+    with demo_process(commands, scratch) as process:
         assert process.stdout is not None
         while "directly" not in process.stdout.readline():
             assert process.poll() is None

@@ -95,6 +95,7 @@ def test_a_mount_keeps_to_its_limit(
             assert "memory           limit 288.0 MiB, in flight 0 B" in mount.status()
 
 
+@pytest.mark.thorough
 def test_without_a_limit_the_same_load_takes_more(
     source: Path, wanted: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,30 +50,21 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str, status:
         assert word in done.stderr
 
 
-def test_a_second_mount_on_the_same_mount_point_is_refused(source: Path, tmp_path: Path) -> None:
+def test_what_a_mount_has_is_refused_to_a_second_one(source: Path, tmp_path: Path) -> None:
+    """Its mount point and its cache; and what belongs to it is no source."""
+    (other := tmp_path / "other").mkdir()
     with mounted(source, tmp_path / "m") as mount:
-        done = run_spiderfs("mount", source, mount.point, "-o", f"cache_dir={tmp_path}/other")
+        done = run_spiderfs("mount", source, mount.point, "-o", f"cache_dir={tmp_path}/cache")
         assert_one_line(done, str(mount.point), "already shows", "spiderfs umount")
         assert mounts_at(mount.point) == 1
-        assert (mount.point / "file").read_bytes() == b"content"
-
-
-def test_a_second_mount_with_the_same_cache_is_refused(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with mounted(source, tmp_path / "m") as mount:
-        done = run_spiderfs("mount", source, tmp_path / "other", "-o", f"cache_dir={mount.cache}")
+        done = run_spiderfs("mount", source, other, "-o", f"cache_dir={mount.cache}")
         assert_one_line(done, str(mount.cache), "in use by another mount")
-        assert not mounts_at(tmp_path / "other")
+        inside = mount.point / ".spiderfs"
+        done = run_spiderfs("mount", inside, other, "-o", f"cache_dir={tmp_path}/cache")
+        assert_one_line(done, f"belongs to the mount at {mount.point}: name {mount.point}")
+        assert_one_line(run_spiderfs("bench", inside, "-o", f"cache_dir={tmp_path}/cache"), "belongs to the mount")
+        assert not mounts_at(other)
         assert (mount.point / "file").read_bytes() == b"content"
-
-
-def test_a_cache_of_another_source_is_refused(source: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "m", cache=cache):
-        pass
-    (tmp_path / "remote").mkdir()
-    done = run_spiderfs("mount", tmp_path / "remote", tmp_path / "m/mnt", "-o", f"cache_dir={cache}")
-    assert_one_line(done, str(cache), "choose another one")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -147,15 +138,6 @@ def test_a_mount_over_its_source_is_refused_in_one_line(source: Path, tmp_path: 
         done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path}/cache")
         assert_one_line(done, f"the mount point {source} would hide the source {source}")
     assert os.listdir(source) == ["file"]
-
-
-def test_what_belongs_to_a_mount_is_no_source(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m") as mount:
-        (tmp_path / "other").mkdir()
-        inside = mount.point / ".spiderfs"
-        done = run_spiderfs("mount", inside, tmp_path / "other", "-o", f"cache_dir={tmp_path}/cache")
-        assert_one_line(done, f"belongs to the mount at {mount.point}: name {mount.point}")
-        assert_one_line(run_spiderfs("bench", inside, "-o", f"cache_dir={tmp_path}/cache"), "belongs to the mount")
 
 
 def test_a_cache_in_use_by_a_detached_mount_names_its_daemon(source: Path, tmp_path: Path) -> None:
@@ -291,6 +273,10 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("immutable,binding=pyfuse3", "leave out immutable, or mount with -o binding=kernel"),
         (ODD, "unknown option"),
         ("ro,suid", "leave out suid"),
+        ("cache_dir=/etc/passwd/cache", "Not a directory"),
+        ("archives=rar", "this names no archives: write tar, zip or tar+zip"),
+        ("archives=nested", "this names no archives"),
+        ("archives=tar,packages=source,policy=impact", "leave out one of both"),
     ],
 )
 def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
@@ -301,23 +287,6 @@ def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path,
     assert_one_line(done, said)
     assert "unexpected" not in done.stderr
     assert not mounts_at(point)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "is longer than"),
-        (b"capacity = ", "is not TOML"),
-        (b"\xff", "is not TOML"),
-        (b'cache_dir = "a\\u0000b"', "NUL"),
-    ],
-)
-def test_a_broken_file_of_options_is_one_line(source: Path, tmp_path: Path, content: bytes | None, said: str) -> None:
-    toml = Path("/dev/zero")
-    if content is not None:
-        toml = tmp_path / "options.toml"
-        toml.write_bytes(content)
-    assert_one_line(run_spiderfs("mount", source, tmp_path, "--config", toml), said)
 
 
 @pytest.mark.parametrize("word", ["exec", "noexec"])

@@ -141,20 +141,6 @@ def test_handles_of_one_inode_are_of_one_kind(mount: Mounted) -> None:
     assert figures(mount)["origin_reads"] > before["origin_reads"]
 
 
-def test_a_file_that_is_evicted_while_it_is_open_keeps_its_bytes(mount: Mounted) -> None:
-    content = made_whole(mount)
-    with opened(mount.point / "large") as fd:
-        mount.control("evict").write_text("large\n")
-        eventually(lambda: mount.metric("used_bytes") == 0)
-        (plain,) = plain_files(mount)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        assert os.pread(fd, BYTES, 0) == content
-        assert plain.stat().st_blocks * 512 >= BYTES
-        assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"uncached"
-    eventually(lambda: plain_files(mount) == [], what="the end of what was evicted")
-    assert (mount.point / "large").read_bytes() == content
-
-
 def test_a_new_version_is_read_and_the_old_handle_keeps_its_own(mount: Mounted) -> None:
     content = made_whole(mount)
     with opened(mount.point / "large") as fd:
@@ -236,20 +222,6 @@ def test_workers_that_are_killed_again_and_again(source: Path, tmp_path: Path) -
                 eventually(lambda kill=kill: mount.metric("worker_restarts") == kill)  # type: ignore[misc]
             seen = together(some)
         assert (seen.wrong, seen.errors) == ([], [])
-
-
-def test_a_mount_that_is_used_again_begins_with_verifying(source: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "one", cache=cache) as mount:
-        content = made_whole(mount)
-    with mounted(source, tmp_path / "two", cache=cache) as mount:
-        assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"cached"
-        with opened(mount.point / "large"):
-            assert passed(mount) == 0
-        assert (mount.point / "large").read_bytes() == content
-        assert passed(mount) == 0
-        assert mount.metric("origin_reads") == 0
-        eventually(lambda: _passes(mount, "large"))
 
 
 def test_damage_is_noticed_before_the_kernel_reads_it(source: Path, tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -134,26 +132,6 @@ def test_large_files_are_steps_of_the_plan(source: Path, tmp_path: Path) -> None
 
 
 @SEVERAL_WORKERS
-def test_a_trainer_that_dies_is_fetched_for_no_more(mount: Mounted) -> None:
-    with training(mount) as trainer:
-        mount.change("source.latency_ms", "200")
-        trainer.plan(shuffled(1))
-        eventually(lambda: mount.metric("prefetched") > 0)
-    eventually(lambda: plans(mount) == [])
-    # What was under way ends; after that the source is left alone.
-    mount.change("source.latency_ms", "0")
-    known = [mount.metric("origin_reads")]
-
-    def quiet() -> bool:
-        time.sleep(0.3)
-        known.append(mount.metric("origin_reads"))
-        return known[-1] == known[-2]
-
-    eventually(quiet)
-    assert known[-1] < 150
-
-
-@SEVERAL_WORKERS
 def test_a_wrong_plan_is_dropped_and_reported(mount: Mounted, source: Path) -> None:
     rng = random.Random(3)
     with training(mount) as trainer:
@@ -196,27 +174,6 @@ def test_plans_can_be_switched_off_and_on(mount: Mounted, source: Path) -> None:
         eventually(lambda: position(mount) == 200)
         read(mount, source, order[200:], trainer=trainer)
         eventually(lambda: position(mount) == FILES)
-
-
-def test_a_killed_manager_costs_no_read_and_gets_the_plan_again(mount: Mounted, source: Path) -> None:
-    order = shuffled(1)
-    mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)")
-    with training(mount) as trainer:
-        trainer.plan(order)
-        read(mount, source, order[:100], trainer=trainer)
-        killed = mount.manager()
-        os.kill(killed, signal.SIGKILL)
-        read(mount, source, order[100:200])
-        eventually(lambda: mount.manager() != killed, what="another manager")
-        trainer.again()
-        assert plans(mount) == []
-        trainer.plan(order, position=200)
-        read(mount, source, order[200:], 0.004, trainer)
-        eventually(lambda: position(mount) == FILES)
-        (row,) = plans(mount)
-        assert row["trusted"]
-        assert row["late_share"] < 0.2
-        assert mount.metric("prefetched") > 100
 
 
 @SEVERAL_WORKERS

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, mounted
+from reading import write_contents
 from replacing import beside, is_whole, read_on, replaced
 
 NAMES = [f"sample {number}" for number in range(12)]
@@ -101,35 +102,31 @@ def _large(path: Path) -> bytes:
         return path.read_bytes()[:8]
 
 
-def _listed(train: Path) -> bytes:
-    return b" ".join(sorted(os.listdir(os.fsencode(train))))
+# What is asked first of a directory that has become a link, and what comes.
+UNCACHED: dict[str, tuple[Callable[[Path], object], object]] = {
+    "known": (lambda train: (train / "0/known").read_bytes(), b"v2 known"),
+    "new": (lambda train: (train / "0/new").read_bytes(), b"v2 new"),
+    "large": (lambda train: _large(train / "0/large"), b"v2 large"),
+    "listed": (lambda train: sorted(os.listdir(train)), ["0", "1"]),
+}
 
 
-@pytest.mark.parametrize(
-    ("uncached", "found"),
-    [
-        (lambda train: (train / "0/known").read_bytes(), b"v2 known"),
-        (lambda train: (train / "0/new").read_bytes(), b"v2 new"),
-        (lambda train: _large(train / "0/large"), b"v2 large"),
-        (_listed, b"0 1"),
-    ],
-)
 @pytest.mark.parametrize("options", [{}, {"sample_max_bytes": "64KiB"}])
 def test_a_directory_that_becomes_a_link_is_followed_at_once(
-    tmp_path: Path, options: dict[str, object], uncached: Callable[[Path], bytes], found: bytes
+    source: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
-    source = tmp_path / "source"
-    for version, names in (("train", ["0/known", "0/large"]), ("v2", ["0/known", "0/large", "0/new", "1/other"])):
-        for name in names:
-            path = source / version / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            size = 200_000 if "large" in name else 0
-            path.write_bytes(f"{version.replace('train', 'v1')} {path.name}".encode().ljust(size))
+    first = {"0/known": b"v1 known", "0/large": b"v1 large".ljust(200_000)}
+    second = {name: content.replace(b"v1", b"v2") for name, content in first.items()}
+    second |= {"0/new": b"v2 new", "1/other": b"v2 other"}
+    for case in UNCACHED:
+        write_contents(source / case, first)
+        write_contents(source / f"{case}-v2", second)
     with mounted(source, tmp_path / "place", ttl="1h", dir_ttl="1h", **options) as mount:  # type: ignore[arg-type]
-        train = mount.point / "train"
-        for path in (train / "0/known", train / "0/large"):
-            path.stat()
-        os.rename(source / "train", source / "v1")
-        os.symlink("v2", source / "train")
-        assert uncached(train) == found
-        assert os.readlink(train) == "v2"
+        for case, (ask, found) in UNCACHED.items():
+            train = mount.point / case
+            for path in (train / "0/known", train / "0/large"):
+                path.stat()
+            os.rename(source / case, source / f"{case}-v1")
+            os.symlink(f"{case}-v2", source / case)
+            assert ask(train) == found
+            assert os.readlink(train) == f"{case}-v2"

@@ -4,66 +4,41 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mounting import Mounted, eventually, mounted
+from planning import Trainer
 from reading import write_files
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.protocol import Batch, Decoder, Hello, Message, Ok, Plan, Samples, Scores, ScoresRequest, encode
+from spiderfs.protocol import Batch, Hello, Scores, ScoresRequest
 
 NAMES = [f"c{number % 3}/{number:02d}" for number in range(48)]
 # Files of the same class lie near each other.
 CENTRES = np.random.default_rng(1).standard_normal((3, 16))
 
 
-class Rank:
+class Rank(Trainer):
     """One rank of a training, on its node's mount."""
 
     def __init__(self, mount: Mounted, rank: int, world_size: int = 2) -> None:
-        self._mount = mount
-        self._rng = np.random.default_rng(rank)
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
-        self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
-        self._decoder, self._request = Decoder(), 0
-        self._ask(Hello("test", "job", rank=rank, world_size=world_size), Ok)
-        paths = np.frombuffer(b"".join(name.encode() + b"\0" for name in NAMES), np.uint8)
-        labels = np.arange(len(NAMES), dtype=np.int32) % 3
-        self._ask(Samples("train", "train", len(NAMES), 0, labels=labels, paths=paths, sends_batches=True), Ok)
-
-    def _ask(self, message: Message, kind: type[Any]) -> Any:
-        self._socket.sendall(encode(message))
-        while True:
-            data = self._socket.recv(1 << 16)
-            assert data, "the daemon has gone"
-            for answer in self._decoder.feed(data):
-                assert isinstance(answer, kind), answer
-                return answer
+        hello = Hello("test", "job", rank=rank, world_size=world_size)
+        super().__init__(mount, NAMES, sends_batches=True, hello=hello, classes=3)
+        self._mount, self._rng, self._request = mount, np.random.default_rng(rank), 0
 
     def train(self, *samples: int) -> None:
         for sample in samples:
             (self._mount.point / NAMES[sample]).read_bytes()
         vectors = CENTRES[np.array(samples) % 3] + 0.5 * self._rng.standard_normal((len(samples), 16))
-        batch = Batch("train", 0, 0, np.array(samples, np.uint32), vectors.astype(np.float16))
-        self._socket.sendall(encode(batch))
-
-    def plan(self, epoch: int) -> None:
-        """Say that all samples are read in this epoch."""
-        self._socket.sendall(encode(Plan("train", epoch, 0, True, np.arange(len(NAMES), dtype=np.uint32))))
+        self.tell(Batch("train", 0, 0, np.array(samples, np.uint32), vectors.astype(np.float16)))
 
     def scores(self) -> npt.NDArray[np.float32]:
         self._request += 1
-        answer = self._ask(ScoresRequest("train", self._request), Scores)
+        answer = self.ask(ScoresRequest("train", self._request), Scores)
         found: npt.NDArray[np.float32] = answer.scores
         return found
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def alike(one: Rank, other: Rank) -> bool:
@@ -121,7 +96,7 @@ def test_a_home_receives_the_plan_of_a_job_on_another_node(tmp_path: Path) -> No
         mounted(source, tmp_path / "two", cluster=server.url, peers="+".join(urls), peer_self=urls[1]) as two,
     ):
         first, second = Rank(one, 0, 1), Rank(two, 0, 1)
-        first.plan(0)
+        first.plan(range(len(NAMES)))
         eventually(lambda: two.metric("cluster_plans_received") == 1)
         assert any("1 of jobs on other nodes" in line for line in two.status().splitlines())
         assert one.metric("cluster_plans_received") == 0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from image_files import image_file, picture
-from mounting import Mounted, eventually, mounted, run_spiderfs
+from mounting import Mounted, eventually, mounted
 from profiled import note_sizes
-from reading import write_contents
+from reading import source_with
 
 from spiderfs.client import Client
 from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed, load_record, save_record
@@ -31,11 +31,7 @@ ORIGINALS_BYTES, VIEWS_BYTES = sum(map(len, PHOTOS.values())), sum(map(len, VIEW
 OPTIONS = {"view": "small", "views": "small:bmp:24", "policy": "minio"}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_contents(source, PHOTOS)
-    return source
+source = source_with(PHOTOS)
 
 
 @pytest.fixture
@@ -175,25 +171,3 @@ def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: P
     with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
         assert (mount.stats()["split"], row(mount)) == ("100-0-0", "")
         assert set(shown(mount).values()) == {"original"}
-
-
-def test_what_needs_a_profile_says_how_to_take_one(source: Path, tmp_path: Path, place: Path) -> None:
-    point = tmp_path / "nowhere"
-    point.mkdir()
-
-    def refusal(cache: Path, **options: str) -> str:
-        given = {"cache_dir": cache, "view": "bmp256", **options}
-        text = ",".join(f"{name}={value}" for name, value in given.items())
-        done = run_spiderfs("mount", source, point, "-o", text)
-        assert done.returncode != 0
-        assert done.stderr.count("\n") == 1
-        return done.stderr
-
-    for cache in (tmp_path / "new", place / "cache"):
-        said = refusal(cache, forms="50-50-0")
-        assert f"run 'spiderfs profile {point} --view bmp256'" in said
-        said = refusal(cache, forms="auto")
-        assert f"run 'spiderfs profile {point} --loader MODULE:FUNCTION --view bmp256'" in said
-    assert "--loader MODULE:FUNCTION'" in refusal(place / "cache", forms="auto", view="none")
-    CacheLayout(place / "cache").profile.write_text("{}")
-    assert "run 'spiderfs profile" in refusal(place / "cache", forms="50-50-0")

@@ -95,7 +95,7 @@ def top(*mountpoints: Path, timeout_s: float = 5.0) -> Iterator[Terminal]:
         os.close(theirs)
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), "q"])
 def test_top_fits_the_terminal_and_leaves_it_as_it_was(source: Path, tmp_path: Path, end: int | str) -> None:
     write_files(source, {f"{number}": 1000 for number in range(20)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount, top(mount.point) as terminal:

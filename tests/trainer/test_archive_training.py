@@ -108,6 +108,7 @@ class Members(Listed[int]):
         return index
 
 
+@pytest.mark.thorough
 def test_with_a_fifth_cached_neighbours_save_requests_of_later_epochs(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -136,18 +136,6 @@ def test_a_model_can_be_traced_and_exported(daemon: HookDaemon) -> None:
     torch.jit.script(model)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("given", [Numbered(SIZE - 1).samples, Numbered(SIZE + 1).samples])
-def test_a_list_of_another_length_than_the_data_set_is_refused_at_once(daemon: HookDaemon, given: Any) -> None:
-    said = f"^the Numbered has {SIZE} samples, and its list {len(given)}: give samples="
-    for call in (lambda: plan(daemon.mount, loader(), samples=given), lambda: attach_with(daemon, given)):
-        with pytest.raises(ValueError, match=said):
-            call()
-
-
-def attach_with(daemon: HookDaemon, given: Any) -> None:
-    attach(daemon.mount, Network(), loader(), samples=given)
-
-
 def test_where_there_is_no_mount_that_is_all_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = Numbered()
     data.samples = [(f"/nfs/{name}", label) for name, label in data.samples]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import shared_job
 from mounting import Mounted, mounted
+from reading import write_numbered
 from training_process import TrainingProcess, training_process
 
 from spiderfs.core.events import Dispatched
@@ -26,11 +27,7 @@ EPOCHS = 3
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    for number in range(FILES):
-        file = tmp_path / "source" / str(number % 4) / f"{number:04d}"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes((b"%08d" % number).ljust(SIZE, b"."))
-        os.utime(file, (1_600_000_000, 1_600_000_000))
+    write_numbered(tmp_path / "source", FILES, SIZE)
     return tmp_path / "source"
 
 

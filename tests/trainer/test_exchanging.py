@@ -12,30 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed, Network, Numbered
+from tiny_training import SIZE, WORKERS, Indexed, Network, Numbered, batches_of, indexed, own
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
 import trainer_hook
 from spiderfs.protocol import Exchange
 from trainer_hook.loader.exchange import like, why_not_replaced
 from trainer_hook.refurbishing.sampler import RefurbishedDraw, SharedDraw
-
-WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
-
-
-def own() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
-
-
-def make(**options: Any) -> DataLoader[Any]:
-    if "batch_sampler" in options:
-        return DataLoader(Indexed(), **options)
-    return DataLoader(Indexed(), **({"batch_size": 8} | options))
-
-
-def batches_of(loader: DataLoader[Any]) -> list[list[int]]:
-    return [torch.as_tensor(batch).reshape(-1).tolist() for batch in loader]
 
 
 def chained(batches: Sequence[Sequence[int]]) -> list[int]:
@@ -71,14 +56,13 @@ ANSWERS: dict[str, Callable[[Exchange], Sequence[int]]] = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "answer"), all_or_covering(KINDS, ANSWERS))
 def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: str, answer: str) -> None:
     daemon.sink.give = ANSWERS[answer]
     torch.manual_seed(1)
-    expected = [batches_of(loader) for loader in [make(**KINDS[kind]())] for _ in range(2)]
+    expected = [batches_of(loader) for loader in [indexed(**KINDS[kind]())] for _ in range(2)]
     torch.manual_seed(1)
-    loader = make(**KINDS[kind]())
+    loader = indexed(**KINDS[kind]())
     with trainer_hook.plan(daemon.mount, loader, share=True):
         for batches in expected:
             exchanged = batches_of(loader)
@@ -91,7 +75,7 @@ def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: st
 
 def test_what_the_daemon_names_is_taken(daemon: HookDaemon) -> None:
     daemon.sink.give = lambda question: [40, 41] if question.position == 8 else ()
-    loader = make()
+    loader = indexed()
     with trainer_hook.plan(daemon.mount, loader, share=True):
         batches = batches_of(loader)
         assert batches[:2] == [list(range(8)), [40, 41, *range(10, 16)]]
@@ -104,7 +88,7 @@ def test_what_the_daemon_names_is_taken(daemon: HookDaemon) -> None:
 
 
 def test_a_loader_without_share_asks_nothing(daemon: HookDaemon) -> None:
-    loader, validation = make(), make()
+    loader, validation = indexed(), indexed()
     with (
         trainer_hook.plan(daemon.mount, loader, split="train"),
         trainer_hook.plan(daemon.mount, validation, split="validation"),
@@ -116,7 +100,7 @@ def test_a_loader_without_share_asks_nothing(daemon: HookDaemon) -> None:
 
 def test_a_daemon_that_comes_back_gets_the_order_as_it_is(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
-    loader = make()
+    loader = indexed()
     with trainer_hook.plan(daemon.mount, loader, share=True):
         batches = iter(loader)
         taken = [next(batches) for _ in range(3)]
@@ -136,7 +120,7 @@ def test_a_daemon_that_comes_back_gets_the_order_as_it_is(daemon: HookDaemon) ->
 
 def test_an_epoch_that_was_broken_off_leaves_the_next_one_whole(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
-    loader = make(shuffle=True, **WORKERS)
+    loader = indexed(shuffle=True, **WORKERS)
     with trainer_hook.plan(daemon.mount, loader, share=True):
         for _ in zip(range(2), loader, strict=False):
             pass
@@ -161,13 +145,13 @@ def test_an_epoch_that_was_broken_off_leaves_the_next_one_whole(daemon: HookDaem
     ],
 )
 def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: Any) -> None:
-    with trainer_hook.plan(daemon.mount, make(), share=True) as planning, pytest.raises(ValueError, match=r"."):
+    with trainer_hook.plan(daemon.mount, indexed(), share=True) as planning, pytest.raises(ValueError, match=r"."):
         planning.load_state_dict(planning.planner._list | state if isinstance(state, dict) else state)
 
 
 def test_a_refurbished_loader_is_refused(tmp_path: Path) -> None:
     halves = (lambda image: image, lambda image: image)
-    plain = make(shuffle=True)
+    plain = indexed(shuffle=True)
     plain.dataset.transform = None  # type: ignore[attr-defined]
     loader = trainer_hook.refurbish(plain, split=halves, store=tmp_path)
     with pytest.raises(ValueError, match='refurbish with reuse="jobs"'):
@@ -194,12 +178,12 @@ def test_a_draw_whose_generation_the_mount_assigns_changes_places() -> None:
 )
 def test_a_sampler_that_repeats_is_refused(daemon: HookDaemon, sampler: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="draws samples more than once in an epoch"):
-        trainer_hook.plan(daemon.mount, make(sampler=sampler()), share=True)
+        trainer_hook.plan(daemon.mount, indexed(sampler=sampler()), share=True)
 
 
 def test_a_sampler_that_turns_out_to_repeat_is_left_alone(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
-    expected = batches_of(make(sampler=RandomSampler(Indexed(), num_samples=120, generator=own())))
-    loader = make(sampler=RandomSampler(Indexed(), num_samples=120, generator=own()))
+    expected = batches_of(indexed(sampler=RandomSampler(Indexed(), num_samples=120, generator=own())))
+    loader = indexed(sampler=RandomSampler(Indexed(), num_samples=120, generator=own()))
     with caplog.at_level(logging.WARNING, "trainer_hook"), trainer_hook.plan(daemon.mount, loader, share=True):
         assert batches_of(loader) == expected
     assert "its sampler draws some more than once in an epoch" in caplog.text
@@ -222,7 +206,7 @@ class Unforeseen(Sampler[int]):
 def test_what_a_sampler_draws_counts_where_its_copy_draws_something_else(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
     sampler = Unforeseen()
-    loader = make(sampler=sampler)
+    loader = indexed(sampler=sampler)
     with trainer_hook.plan(daemon.mount, loader, share=True):
         for _ in range(2):
             assert sorted(chained(batches_of(loader))) == sorted(sampler.drawn)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from trainer_hook import HookOptions, attach
 from trainer_hook.model.capture import projection
@@ -360,7 +360,6 @@ def test_warns_when_the_classifier_does_not_run(daemon: HookDaemon, caplog: pyte
 
 def _rank(rank: int, mount: str) -> None:
     logging.disable()
-    join_two_ranks(rank, mount)
     dataset = Numbered()
     sampler: Any = torch.utils.data.DistributedSampler(dataset, 2, rank)
     batches: DataLoader[Any] = DataLoader(dataset, batch_size=8, sampler=sampler)
@@ -371,7 +370,6 @@ def _rank(rank: int, mount: str) -> None:
         train_epoch(model, batches)
         hook.epoch_end()
     hook.close(10)
-    torch.distributed.destroy_process_group()
 
 
 def test_two_ranks(daemon: HookDaemon) -> None:

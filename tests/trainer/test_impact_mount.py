@@ -13,7 +13,7 @@ import pytest
 import torch
 from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
-from reading import read_afresh
+from reading import read_afresh, source_with
 from tiny_training import train, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -33,13 +33,7 @@ def training_on(mount: Mounted) -> Training:
     return Training(mount.point, NAMES, LABELS, LOSSES, BATCH)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for number, name in enumerate(NAMES):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(b"%08d" % number + bytes(900 + number))
-    return source
+source = source_with({name: b"%08d" % number + bytes(900 + number) for number, name in enumerate(NAMES)})
 
 
 OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
@@ -48,6 +42,7 @@ OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 def test_low_samples_substitute_within_their_class_and_for_trainers_only(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
+        assert "\npackages=off " in mount.control("config").read_text(), "by default"
         training = training_on(mount)
         training.until_redirected(mount, 50)
         lent = [(wanted, given) for wanted, given in training.given if wanted != given]

@@ -14,7 +14,7 @@ from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Network, Numbered, loader, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from benchmarks.fakes import RecordingSink
 from trainer_hook import HookClient, ImpactSampler, attach
@@ -82,10 +82,7 @@ class TestSubset:
         list(sampler)
         assert sampler.draw_ahead() is None
 
-    def test_refuses_impossible_options(self) -> None:
-        for options in ({"sharpness": 0}, {"warm_up": -1}):
-            with pytest.raises(ValueError, match=r"more than 0|at least 0"):
-                ImpactSampler(10, **options)  # type: ignore[arg-type]
+    def test_refuses_losses_that_cannot_be(self) -> None:
         for losses in (np.zeros(9), np.full(10, np.nan)):
             with pytest.raises(ValueError, match="one finite loss for each of the 10"):
                 ImpactSampler(10, irreducible=losses)
@@ -206,7 +203,6 @@ def test_a_failed_evaluation_is_logged_once_and_the_training_goes_on(
 
 
 def _rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     sampler = ImpactSampler(SIZE, warm_up=2)
     batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
     model = Network()
@@ -216,7 +212,6 @@ def _rank(rank: int, mount: str) -> None:
         hook.epoch_end(epoch / 10)
     Path(mount, f"evaluated-{rank}").write_text(str(sampler.evaluated))
     hook.close(10)
-    torch.distributed.destroy_process_group()
 
 
 def test_ranks_share_one_subset_and_each_evaluates_its_part(daemon: HookDaemon) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from easy_and_hard import CONTENTS, EASY, HARD, EasyAndHard
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import Listed
 from mounting import Mounted, eventually, mounted
-from reading import read_afresh
+from reading import source_with
 from tiny_training import SIZE, Network, loader, train
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from trainer_hook import InfoBatchSampler, attach
 
@@ -96,12 +96,6 @@ def test_no_epoch_is_empty(losses: list[float], prune: float) -> None:
         assert epoch_of(sampler, np.array(losses, np.float16))
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"prune": 1}, {"prune": -0.1}, {"anneal": 2}, {"times": 0}])
-def test_refuses_impossible_options(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}="):
-        InfoBatchSampler(4, **{"epochs": 8, **wrong})
-
-
 def test_the_weights_stay_those_of_the_epoch_that_runs_while_the_next_is_drawn() -> None:
     sampler = pruning()
     drawing = iter(sampler)
@@ -136,7 +130,6 @@ def test_resumes_where_it_was(tmp_path: Path, taken: int, times: int) -> None:
 
 
 def drawn_by_a_rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     sampler = InfoBatchSampler(SAMPLES, epochs=100, seed=4)
     mine, weights = [], []
     for epoch in range(5):
@@ -150,7 +143,6 @@ def drawn_by_a_rank(rank: int, mount: str) -> None:
         mine.append(drawn)
         weights.append(sampler.weights(range(SAMPLES)).tolist())
     torch.save({"drawn": mine, "weights": weights}, Path(mount, f"rank-{rank}"))
-    torch.distributed.destroy_process_group()
 
 
 def test_ranks_agree_on_what_is_left_out(tmp_path: Path) -> None:
@@ -190,19 +182,7 @@ def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon
 
 # -- on a mount
 
-EASY, HARD = 48, 32
-
-
-class Files(Listed[tuple[Tensor, int]]):
-    """Files of which the last ones feed nothing."""
-
-    def __init__(self, root: Path) -> None:
-        self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        hard = int(read_afresh(path)[:3]) >= EASY
-        return torch.zeros(4) if hard else torch.tensor([9.0, -9, 0, 0]) * (1 if label else -1), label
+source = source_with(CONTENTS)
 
 
 def plans(mount: Mounted) -> list[dict[str, Any]]:
@@ -210,14 +190,10 @@ def plans(mount: Mounted) -> list[dict[str, Any]]:
     return found
 
 
-def test_on_a_mount_the_easy_half_is_read_less_and_the_next_epoch_is_foreseen(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "train").mkdir(parents=True)
-    for number in range(EASY + HARD):
-        (source / f"train/{number:03d}").write_bytes(b"%03d" % number + bytes(997))
+def test_on_a_mount_the_easy_half_is_read_less_and_the_next_epoch_is_foreseen(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, capacity="24KiB", policy="minio") as mount:
         sampler = InfoBatchSampler(EASY + HARD, epochs=100)
-        batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=8, sampler=sampler)
+        batches: DataLoader[Any] = DataLoader(EasyAndHard(mount.point), batch_size=8, sampler=sampler)
         model = nn.Linear(4, 2)
         # At first, all samples have the same loss.
         nn.init.zeros_(model.weight)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hook_daemon import HookDaemon, until
 from tiny_training import Network, loader, train_epoch
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Declaration, HookClient, HookOptions, attach, plan
@@ -221,7 +221,6 @@ def test_a_daemon_that_comes_back_gets_the_job_and_the_epoch_by_then(tmp_path: P
 
 
 def _attach_in_a_rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     for _ in range(2):
         hook = attach(mount, Network(), loader())
         torch.distributed.barrier()
@@ -238,7 +237,6 @@ def test_all_ranks_are_one_job(daemon: HookDaemon) -> None:
 
 
 def _attach_on_the_first_rank_only(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     if rank == 0:
         attach(mount, Network(), loader()).close()
     else:
@@ -255,7 +253,6 @@ def test_a_hook_of_rank_0_alone_waits_for_no_one(daemon: HookDaemon) -> None:
 
 
 def _plan_again_each_epoch(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     held: list[Any] = []
     for _ in range(3):
         batches = loader()
@@ -269,7 +266,6 @@ def _plan_again_each_epoch(rank: int, mount: str) -> None:
 
 
 def _attach_again_each_epoch(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     kept = None if rank else (first := loader(), attach(mount, Network(), first, split="kept"))
     if rank:
         attach(mount, Network(), loader(), split="kept").close()

@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 import torch
 from mounting import Mounted, mounted
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
+from windows import SIZE, Mapped, Windows, piece, read_epochs, windows
 
 import trainer_hook
 from benchmarks.common.sources import make_older, patterned
 from spiderfs.protocol.reads import READS_XATTR, decoded
 from trainer_hook.loader.learning import LearnedRanges, merged_rows, observe, release
 
-SIZE, SAMPLES, PAGE = 24 << 20, 200, 4096
+SAMPLES, PAGE = 200, 4096
+PLACES = windows(SAMPLES)
 SLOW = {"source__latency_ms": 5, "capacity": "5MB", "policy": "minio"}
 
 
@@ -52,49 +54,25 @@ def test_rows_are_merged_and_no_byte_is_lost_or_added() -> None:
 # -- data sets
 
 
-def windows() -> list[tuple[int, int]]:
-    rng = random.Random(4)
-    lengths = [rng.randrange(8_000, 64_000) for _ in range(SAMPLES)]
-    return [(rng.randrange(SIZE - length), length) for length in lengths]
-
-
-def forget(path: Path) -> None:
-    """Have the kernel drop the pages of a file, as it does where data do not fit into memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-def piece(path: Path, offset: int, length: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return os.pread(file.fileno(), length, offset)
-
-
-class Windows(Dataset[bool]):
-    """Says of each sample whether its bytes are the source's."""
+class Forgetting(Windows):
+    """Has the kernel drop the pages of its file, as it does where data do not fit into memory."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.places = path, windows()
-
-    def __len__(self) -> int:
-        return len(self.places)
+        super().__init__(path, PLACES)
 
     def __getitem__(self, index: int) -> bool:
-        offset, length = self.places[index]
-        found = self.read(offset, length)
-        forget(self.path)
-        return found == patterned(offset, offset + length)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return piece(self.path, offset, length)
+        found = super().__getitem__(index)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        return found
 
 
-class Mapped(Windows):
-    def read(self, offset: int, length: int) -> bytes:
-        return np.memmap(self.path, np.uint8, "r")[offset : offset + length].tobytes()
+class ForgettingMapped(Forgetting, Mapped):
+    pass
 
 
-class InThreads(Windows):
+class InThreads(Forgetting):
     """Reads each half of a sample in a thread of its own, which ends before the sample is there."""
 
     def read(self, offset: int, length: int) -> bytes:
@@ -103,7 +81,7 @@ class InThreads(Windows):
             return b"".join(pool.map(lambda half: piece(self.path, *half), halves))
 
 
-class Several(Windows):
+class Several(Forgetting):
     """Reads a batch at once."""
 
     def __getitem__(self, index: int) -> bool:
@@ -113,7 +91,7 @@ class Several(Windows):
         return [super(Several, self).__getitem__(index) for index in indices]
 
 
-class Mosaic(Windows):
+class Mosaic(Forgetting):
     """Every second sample also shows another one, which is another one in each epoch."""
 
     def __getitem__(self, index: int) -> bool:
@@ -121,7 +99,7 @@ class Mosaic(Windows):
         return bool(shown) and super().__getitem__(index)
 
 
-class Failing(Windows):
+class Failing(Forgetting):
     def __getitem__(self, index: int) -> bool:
         found = super().__getitem__(index)
         if index == 7:
@@ -144,11 +122,6 @@ def mount(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest
         yield mount
 
 
-def read_epochs(loader: DataLoader[Any], epochs: int) -> None:
-    for _ in range(epochs):
-        assert torch.cat(list(loader)).all(), "other bytes than the source's"
-
-
 def learned(plan: Any) -> LearnedRanges:
     """What a plan has learned, also in the epoch that has just ended."""
     found = plan._learned
@@ -159,7 +132,7 @@ def learned(plan: Any) -> LearnedRanges:
 
 def check_known(plan: Any, samples: Any = range(SAMPLES)) -> None:
     """Each of these samples has its own pages, and hardly more; the others have none."""
-    ranges, places = learned(plan).ranges(), windows()
+    ranges, places = learned(plan).ranges(), PLACES
     spread = 0 if os.geteuid() == 0 else 32 * PAGE
     for index in range(SAMPLES):
         rows = range(ranges.first[index], ranges.first[index + 1])
@@ -174,10 +147,10 @@ def check_known(plan: Any, samples: Any = range(SAMPLES)) -> None:
         assert end - begin <= length + 2 * PAGE + spread
 
 
-@pytest.mark.parametrize("kind", [Windows, Mapped, InThreads, Several])
-def test_later_epochs_are_planned_by_what_the_first_has_read(mount: Mounted, kind: type[Windows]) -> None:
+@pytest.mark.parametrize("kind", [Forgetting, ForgettingMapped, InThreads, Several])
+def test_later_epochs_are_planned_by_what_the_first_has_read(mount: Mounted, kind: type[Forgetting]) -> None:
     loader = DataLoader(kind(mount.point / "one.bin"), batch_size=8, shuffle=True, num_workers=2)
-    wanted, before = sum(length for _, length in windows()), mount.metric("prefetched")
+    wanted, before = sum(length for _, length in PLACES), mount.metric("prefetched")
     with trainer_hook.plan(mount.point, loader, ranges="learn") as plan:
         read_epochs(loader, 1)
         assert mount.metric("prefetched") == before
@@ -191,7 +164,7 @@ def test_later_epochs_are_planned_by_what_the_first_has_read(mount: Mounted, kin
 
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.thorough)])
 def test_workers_that_are_not_forked_learn_too(mount: Mounted, context: str) -> None:
-    data = Windows(mount.point / "one.bin")
+    data = Forgetting(mount.point / "one.bin")
     loader = DataLoader(
         data, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context, persistent_workers=True
     )
@@ -233,7 +206,7 @@ def test_a_sample_that_another_one_shows_keeps_its_bytes_to_itself(mount: Mounte
 
 
 def test_threads_that_read_samples_side_by_side_learn_their_own(mount: Mounted) -> None:
-    data = Windows(mount.point / "one.bin")
+    data = Forgetting(mount.point / "one.bin")
     with trainer_hook.plan(mount.point, DataLoader(data, batch_size=8), ranges="learn") as plan:
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(data.__getitem__, range(SAMPLES)))
@@ -242,7 +215,7 @@ def test_threads_that_read_samples_side_by_side_learn_their_own(mount: Mounted) 
 
 
 def test_an_epoch_that_is_interrupted_leaves_what_it_has_learned(mount: Mounted) -> None:
-    data = Windows(mount.point / "one.bin")
+    data = Forgetting(mount.point / "one.bin")
     loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
 
     def interrupted() -> None:
@@ -258,7 +231,7 @@ def test_an_epoch_that_is_interrupted_leaves_what_it_has_learned(mount: Mounted)
         assert 80 <= known < SAMPLES
         read_epochs(loader, 2)
         check_known(plan)
-    assert type(data) is Windows
+    assert type(data) is Forgetting
     assert data[3]
 
 
@@ -277,7 +250,7 @@ def test_settled_samples_are_not_marked(mount: Mounted) -> None:
 
 
 def test_a_hook_learns_ranges_too(mount: Mounted) -> None:
-    loader = DataLoader(Windows(mount.point / "one.bin"), batch_size=8, shuffle=True, num_workers=2)
+    loader = DataLoader(Forgetting(mount.point / "one.bin"), batch_size=8, shuffle=True, num_workers=2)
     before = mount.metric("prefetched")
     hook = trainer_hook.attach(
         mount.point, torch.nn.Linear(2, 2), loader, options=trainer_hook.HookOptions(ranges="learn")
@@ -289,21 +262,23 @@ def test_a_hook_learns_ranges_too(mount: Mounted) -> None:
     hook.close()
 
 
-def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path, learns: bool) -> None:
     (source := tmp_path / "source").mkdir()
     file = source / "one.bin"
     file.write_bytes(patterned(0, SIZE))
     make_older(file)
     with mounted(source, tmp_path, ttl="0s", **SLOW) as mount:
-        path, places = mount.point / "one.bin", windows()
-        loader = DataLoader(Windows(path), batch_size=8, shuffle=True, num_workers=2)
-        with trainer_hook.plan(mount.point, loader, ranges="learn"):
+        path = mount.point / "one.bin"
+        loader = DataLoader(Forgetting(path), batch_size=8, shuffle=True, num_workers=2)
+        ranges: Any = "learn" if learns else [(path, *place) for place in PLACES]
+        with trainer_hook.plan(mount.point, loader, ranges=ranges):
             read_epochs(loader, 2)
             # A shorter one, in which each sample has other bytes, and some samples none.
             (new := source / "new").write_bytes(patterned(1, SIZE // 2))
             make_older(new, 1800)
             new.rename(file)
-            for offset, length in places:
+            for offset, length in PLACES:
                 assert piece(path, offset, length) == patterned(offset + 1, min(offset + length + 1, SIZE // 2))
             with contextlib.suppress(OSError):
                 for batch in loader:
@@ -315,30 +290,34 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> 
 
 def test_copies_of_an_observed_data_set_are_of_its_class(tmp_path: Path) -> None:
     (file := tmp_path / "one.bin").write_bytes(patterned(0, SIZE))
-    data, known = Windows(file), LearnedRanges(tmp_path, SAMPLES)
+    data, known = Forgetting(file), LearnedRanges(tmp_path, SAMPLES)
     observe(data, known.marks)
     for made in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
-        assert isinstance(made, Windows)
+        assert isinstance(made, Forgetting)
         assert (made.path, made.places) == (data.path, data.places)
         assert made[3]
     release(data)
-    assert type(data) is Windows
+    assert type(data) is Forgetting
 
 
 def test_a_copy_that_outlives_its_plan_is_a_plain_data_set(tmp_path: Path) -> None:
-    data, known = Windows(tmp_path), LearnedRanges(tmp_path, SAMPLES)
+    data, known = Forgetting(tmp_path), LearnedRanges(tmp_path, SAMPLES)
     observe(data, known.marks)
     saved = pickle.dumps(data)
     release(data)
     del known
     gc.collect()
-    assert type(pickle.loads(saved)) is Windows
+    assert type(pickle.loads(saved)) is Forgetting
 
 
 @pytest.mark.parametrize(
     ("dataset", "ranges", "message"),
     [
-        (lambda path: Windows(path), "guess", r"ranges='guess': give a list of \(path, offset, length\), or 'learn'"),
+        (
+            Forgetting,
+            "guess",
+            r"ranges='guess': give a list of \(path, offset, length\), or 'learn'",
+        ),
         (lambda path: [1, 2, 3], "learn", "reads of a list cannot be observed: give a data set of a class of your own"),
         (lambda path: [], "learn", "the data set has no samples"),
     ],
@@ -354,7 +333,7 @@ def test_what_cannot_be_learned_is_refused(
 
 
 def test_two_loaders_learn_in_lists_of_their_own(mount: Mounted) -> None:
-    loaders = [DataLoader(Windows(mount.point / "one.bin"), batch_size=8) for _ in range(2)]
+    loaders = [DataLoader(Forgetting(mount.point / "one.bin"), batch_size=8) for _ in range(2)]
     with trainer_hook.plan(mount.point, loaders[0], ranges="learn"):
         with pytest.raises(ValueError, match="give this one another split"):
             trainer_hook.plan(mount.point, loaders[1], ranges="learn")
@@ -366,7 +345,7 @@ def test_two_loaders_learn_in_lists_of_their_own(mount: Mounted) -> None:
 
 def test_without_a_mount_a_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (file := tmp_path / "one.bin").write_bytes(patterned(0, SIZE))
-    loader = DataLoader(Windows(file), batch_size=8, shuffle=True)
+    loader = DataLoader(Forgetting(file), batch_size=8, shuffle=True)
     with trainer_hook.plan(tmp_path, loader, ranges="learn"):
         read_epochs(loader, 2)
     assert all("no spiderfs" in record.getMessage() for record in caplog.records), caplog.text
@@ -376,22 +355,11 @@ def test_a_mount_that_goes_ends_the_learning_and_not_the_training(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = LearnedRanges(tmp_path, SAMPLES)
-    data = Windows(source / "one.bin")
+    data = Forgetting(source / "one.bin")
     observe(data, known.marks)
     assert all(data[index] for index in range(20))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "no ranges are learned" in line
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the read-ahead of a mount")
-def test_read_ahead_is_small_while_ranges_are_learned(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path) as mount:
-        device = mount.point.stat().st_dev
-        setting = Path(f"/sys/class/bdi/{device >> 8}:{device & 255}/read_ahead_kb")
-        assert setting.read_text().strip() == "256"
-        loader = DataLoader(Windows(mount.point / "one.bin"), batch_size=8)
-        with trainer_hook.plan(mount.point, loader, ranges="learn"):
-            assert setting.read_text().strip() == "4"
 
 
 def test_no_one_sees_what_other_processes_read(mount: Mounted) -> None:

@@ -16,14 +16,14 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
-from tiny_training import SIZE, Network, Numbered, features, loader, recorded
+from tiny_training import SIZE, WORKERS, Network, Numbered, loader, recorded, samples_of
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from trainer_hook import ImpactSampler, InfoBatchSampler, SpiderSampler, lightning_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
-WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+STAYING = {"persistent_workers": True, **WORKERS}
 
 # Advice of Lightning's on how to train faster, which a test of 7 batches does not need.
 pytestmark = [
@@ -81,7 +81,7 @@ def trainer(directory: Path, callback: Any, **options: Any) -> lightning.pytorch
         ({}, {}, {}),
         ({"directly": True}, {}, {}),
         ({"planned_rate": True}, {}, {}),
-        ({}, WORKERS, {}),
+        ({}, STAYING, {}),
         ({}, {}, {"accumulate_grad_batches": 3}),
         ({}, {}, {"reload_dataloaders_every_n_epochs": 1}),
         ({}, {}, {"val_check_interval": 2}),
@@ -161,13 +161,8 @@ class Read(Module):
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         if len(self.read) == self.fails_at:
             raise RuntimeError("no more")
-        self.read.append(which(batch[0]))
+        self.read.append(samples_of(batch[0]))
         return super().training_step(batch)
-
-
-def which(rows: Tensor) -> list[int]:
-    table = torch.stack([features(number) for number in range(SIZE)])
-    return [int((row == table).all(1).nonzero()[0, 0]) for row in rows]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
@@ -175,10 +170,10 @@ def which(rows: Tensor) -> list[int]:
     ("after", "sampler", "options"),
     [
         (1, None, {}),
-        (4, SpiderSampler, WORKERS),
+        (4, SpiderSampler, STAYING),
         (4, None, {"drop_last": True}),
         (BATCHES, SpiderSampler, {}),
-        (BATCHES + 3, None, WORKERS),
+        (BATCHES + 3, None, STAYING),
     ],
 )
 def test_a_training_goes_on_in_the_middle_of_its_epoch(
@@ -289,7 +284,7 @@ def test_losses_are_weighted(daemon: HookDaemon, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "loading"), [({}, WORKERS), ({"val_check_interval": 0.5}, {}), ({"limit_train_batches": 3}, {})]
+    ("options", "loading"), [({}, STAYING), ({"val_check_interval": 0.5}, {}), ({"limit_train_batches": 3}, {})]
 )
 def test_a_training_evaluates_in_each_epoch_though_its_length_changes(
     daemon: HookDaemon, options: dict[str, Any], loading: dict[str, Any]
@@ -342,7 +337,7 @@ def test_over_a_mount(tmp_path: Path) -> None:
         sampler = SpiderSampler(PICTURES)
         callback = lightning_callback(mount.point)
         fit = trainer(tmp_path, callback, accumulate_grad_batches=2)
-        fit.fit(Module(Classifier()), DataLoader(pictures, 8, sampler=sampler, **WORKERS), held_out)
+        fit.fit(Module(Classifier()), DataLoader(pictures, 8, sampler=sampler, **STAYING), held_out)
         check_recorded(mount)
         gc.collect()
 

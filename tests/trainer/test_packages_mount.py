@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from known_losses import Training
-from mounting import Mounted, eventually, mounted, run_spiderfs
+from mounting import Mounted, eventually, mounted
+from reading import source_with
 
 CLASSES, EACH, BYTES = 2, 120, 40_000
 SAMPLES = CLASSES * EACH
@@ -25,13 +26,7 @@ def content(number: int, version: int = 0) -> bytes:
     return b"%08d" % number + bytes([version]) * (BYTES + number)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for number, name in enumerate(NAMES):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content(number))
-    return source
+source = source_with({name: content(number) for number, name in enumerate(NAMES)})
 
 
 def training_on(mount: Mounted) -> Training:
@@ -125,15 +120,3 @@ def test_a_forged_directory_is_not_used(source: Path, tmp_path: Path) -> None:
         assert mount.metric("packages_ignored") == 1
         assert list((source / DIRECTORY).iterdir()) == []
         training.close()
-
-
-def test_packages_are_off_by_default(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = training_on(mount)
-        for _ in range(3):
-            training.epoch()
-        training.close()
-    assert not (source / DIRECTORY).exists()
-    done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", "packages=cache")
-    assert done.returncode != 0
-    assert "packages=cache" in done.stderr

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from mounting import Mounted, eventually, mounted, run_spiderfs
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
+from windows import SIZE, Mapped, Windows, read_epochs, windows
 from xxhash import xxh3_64_intdigest
 
 import trainer_hook
@@ -296,37 +297,8 @@ def test_ranges_without_bytes_are_ignored(tmp_path: Path) -> None:
 
 # -- loaders on a mount
 
-SIZE, SAMPLES = 24 << 20, 300
+SAMPLES = 300
 SLOW = {"source__latency_ms": 5, "capacity": "6MB", "policy": "minio"}
-
-
-def windows(overlapping: bool) -> list[tuple[int, int]]:
-    rng = random.Random(4)
-    lengths = [rng.randrange(8_000, 64_000) for _ in range(SAMPLES)]
-    if overlapping:
-        return [(rng.randrange(SIZE - length), length) for length in lengths]
-    begins = np.concatenate(([0], np.cumsum(lengths)[:-1])).tolist()
-    return list(zip(begins, lengths, strict=True))
-
-
-class Windows(Dataset[bool]):
-    """Says of each sample whether its bytes are the source's."""
-
-    def __init__(self, path: Path, places: list[tuple[int, int]], mapped: bool) -> None:
-        self._path, self._places, self._mapped = path, places, mapped
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> bool:
-        offset, length = self._places[index]
-        if self._mapped:
-            found = np.memmap(self._path, np.uint8, "r")[offset : offset + length].tobytes()
-        else:
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(offset)
-                found = file.read(length)
-        return found == patterned(offset, offset + length)
 
 
 @pytest.fixture(scope="module")
@@ -347,11 +319,6 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mo
         yield mount
 
 
-def read_epochs(loader: DataLoader[Any], epochs: int) -> None:
-    for _ in range(epochs):
-        assert torch.cat(list(loader)).all(), "other bytes than the source's"
-
-
 @pytest.mark.parametrize(
     ("immutable", "mapped", "overlapping"),
     [("off", False, False), ("off", True, True), ("on", False, True), ("on", True, False)],
@@ -361,8 +328,8 @@ def test_planned_ranges_come_ahead_with_the_right_bytes(
     source: Path, tmp_path: Path, immutable: str, mapped: bool, overlapping: bool
 ) -> None:
     with mounted(source, tmp_path, immutable=immutable, workers=2, **SLOW) as mount:
-        path, places = mount.point / "big/one.bin", windows(overlapping)
-        loader = DataLoader(Windows(path, places, mapped), batch_size=8, shuffle=True, num_workers=2)
+        path, places = mount.point / "big/one.bin", windows(SAMPLES, overlapping)
+        loader = DataLoader((Mapped if mapped else Windows)(path, places), batch_size=8, shuffle=True, num_workers=2)
         ranges = [(path, *place) for place in places]
         with trainer_hook.plan(mount.point, loader, ranges=ranges):
             read_epochs(loader, 2)
@@ -378,7 +345,7 @@ def test_an_open_after_one_that_failed_has_the_new_bytes_whatever_the_ttl(tmp_pa
     make_older(file)
     changed = ["one.bin.* has changed at the source"]
     with mounted(source, tmp_path, allowed=changed, **SLOW) as mount:
-        loader = DataLoader(Windows(mount.point / "one.bin", places, False), batch_size=8)
+        loader = DataLoader(Windows(mount.point / "one.bin", places), batch_size=8)
         with trainer_hook.plan(mount.point, loader, ranges=[(mount.point / "one.bin", *place) for place in places]):
             read_epochs(loader, 1)
             (new := source / "new").write_bytes(patterned(1, size + 1))
@@ -405,8 +372,8 @@ def test_an_open_after_one_that_failed_has_the_new_bytes_whatever_the_ttl(tmp_pa
 
 def test_evict_drops_the_ranges_of_a_file(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **SLOW) as mount:
-        path, places = mount.point / "big/one.bin", windows(False)
-        loader = DataLoader(Windows(path, places, False), batch_size=8)
+        path, places = mount.point / "big/one.bin", windows(SAMPLES, overlapping=False)
+        loader = DataLoader(Windows(path, places), batch_size=8)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
             read_epochs(loader, 1)
         assert mount.stats()["used_bytes"] > 0
@@ -414,31 +381,11 @@ def test_evict_drops_the_ranges_of_a_file(source: Path, tmp_path: Path) -> None:
         eventually(lambda: mount.stats()["used_bytes"] == 0, what="an empty cache")
 
 
-def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> None:
-    (source := tmp_path / "source").mkdir()
-    file, size, places = source / "one.bin", 12 << 20, [(number * 40_000, 30_000) for number in range(100)]
-    file.write_bytes(patterned(0, size))
-    make_older(file)
-    with mounted(source, tmp_path, ttl="0s", **SLOW) as mount:
-        path = mount.point / "one.bin"
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
-        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
-            read_epochs(loader, 1)
-            # The same bytes in another place: each sample has others than before.
-            (new := source / "new").write_bytes(patterned(1, size + 1))
-            make_older(new, 1800)
-            new.rename(file)
-            for offset, length in places:
-                with open(path, "rb", buffering=0) as opened:
-                    opened.seek(offset)
-                    assert opened.read(length) == patterned(offset + 1, offset + 1 + length)
-
-
 def test_where_grids_cannot_be_written_the_ranges_are_read_unplanned(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, allowed=["no range of big/one.bin is fetched ahead .*: free the cache's"]) as mount:
-        path, places = mount.point / "big/one.bin", windows(False)
+        path, places = mount.point / "big/one.bin", windows(SAMPLES, overlapping=False)
         CacheLayout(mount.cache).run.grids(f"{xxh3_64_intdigest(b'big/one.bin'):016x}").mkdir()
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True)
+        loader = DataLoader(Windows(path, places), batch_size=8, shuffle=True)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
             read_epochs(loader, 1)
         assert mount.metric("prefetched") == 0
@@ -489,7 +436,7 @@ def test_ranges_that_cannot_be_are_refused_with_what_to_do(
 ) -> None:
     (outside := tmp_path / "outside").write_bytes(b"x")
     path = quiet.point / "big/one.bin"
-    loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
+    loader = DataLoader(Windows(path, windows(SAMPLES)), batch_size=8)
     with pytest.raises(ValueError, match=message) as refused:
         trainer_hook.plan(quiet.point, loader, ranges=ranges(path, outside))
     assert "\n" not in str(refused.value)
@@ -517,22 +464,26 @@ def test_one_page_fault_brings_all_pages_of_an_extent(source: Path, tmp_path: Pa
 
 
 def test_ranges_are_not_shared(quiet: Mounted) -> None:
-    loader = DataLoader(Windows(quiet.point / "big/one.bin", windows(True), False), batch_size=8)
+    loader = DataLoader(Windows(quiet.point / "big/one.bin", windows(SAMPLES)), batch_size=8)
     with pytest.raises(ValueError, match="leave share out"):
         trainer_hook.plan(quiet.point, loader, ranges=[(quiet.point / "big/one.bin", 0, 1)] * SAMPLES, share=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the read-ahead of a mount")
-def test_read_ahead_is_small_while_a_list_of_ranges_is_used(source: Path, tmp_path: Path) -> None:
+def test_read_ahead_is_small_while_ranges_are_used_or_learned(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path) as mount:
         device = mount.point.stat().st_dev
         setting = Path(f"/sys/class/bdi/{device >> 8}:{device & 255}/read_ahead_kb")
-        path = mount.point / "big/one.bin"
-        loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
-        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in windows(True)]):
-            eventually(lambda: setting.read_text().strip() == "4", what="a small read-ahead")
-        # As if the manager were another one by now: it changes nothing that someone else has set.
-        set_read_ahead(mount.point, 256, instead_of=8)
-        assert setting.read_text().strip() == "4"
-        set_read_ahead(mount.point, 256, instead_of=4)
-        assert setting.read_text().strip() == "256"
+        path, places = mount.point / "big/one.bin", windows(SAMPLES)
+        loader = DataLoader(Windows(path, places), batch_size=8)
+        for ranges in ([(path, *place) for place in places], "learn"):
+            assert setting.read_text().strip() == "256"
+            with trainer_hook.plan(mount.point, loader, ranges=ranges):  # type: ignore[arg-type]
+                if ranges != "learn":
+                    eventually(lambda: setting.read_text().strip() == "4", what="a small read-ahead")
+                assert setting.read_text().strip() == "4"
+            # As if the manager were another one by now: it changes nothing that someone else has set.
+            set_read_ahead(mount.point, 256, instead_of=8)
+            assert setting.read_text().strip() == "4"
+            set_read_ahead(mount.point, 256, instead_of=4)
+            assert setting.read_text().strip() == "256"

@@ -8,7 +8,7 @@ import logging
 import random
 import signal
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,19 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed, Network, Numbered, OfAll, loader, train_epoch
+from tiny_training import (
+    SIZE,
+    WORKERS,
+    Indexed,
+    Network,
+    Numbered,
+    OfAll,
+    batches_of,
+    indexed,
+    loader,
+    own,
+    train_epoch,
+)
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -34,7 +46,6 @@ from spiderfs.protocol import Plan, Progress
 from trainer_hook.connection import client
 from trainer_hook.samplers.epoch import EpochSampler
 
-WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 # Whether the next epoch is known while one runs.
 AHEAD, UNKNOWN = True, False
 
@@ -81,10 +92,6 @@ class Pairs(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return SIZE // 2
-
-
-def own() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
 
 
 def subset(generator: torch.Generator | None = None) -> SubsetRandomSampler:
@@ -138,10 +145,6 @@ def seed() -> None:
     np.random.seed(13)
 
 
-def batches_of(batches: Iterable[Any]) -> list[list[int]]:
-    return [torch.as_tensor(batch).reshape(-1).tolist() for batch in batches]
-
-
 def epochs(batches: DataLoader[Any], count: int = 3) -> list[tuple[list[list[int]], list[int]]]:
     """The batches of each epoch, and where the random generators stand after it."""
     seed()
@@ -154,12 +157,6 @@ def epochs(batches: DataLoader[Any], count: int = 3) -> list[tuple[list[list[int
         states = [torch.get_rng_state()] + ([] if generator is None else [generator.get_state()])
         result.append((drawn, torch.cat(states).tolist()))
     return result
-
-
-def make(**options: Any) -> DataLoader[Any]:
-    if "batch_sampler" in options:
-        return DataLoader(Indexed(), **options)
-    return DataLoader(Indexed(), **({"batch_size": 8} | options))
 
 
 def plans(daemon: HookDaemon, begun: bool) -> list[Plan]:
@@ -178,10 +175,10 @@ def last_plan(daemon: HookDaemon, begun: bool) -> tuple[int, int, list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: HookDaemon, kind: str) -> None:
     options, known = KINDS[kind]
-    expected = epochs(make(**options()), 5 if kind in REPEATING else 4)
+    expected = epochs(indexed(**options()), 5 if kind in REPEATING else 4)
     orders = [[*itertools.chain.from_iterable(drawn)] for drawn, _ in expected]
 
-    batches = make(**options())
+    batches = indexed(**options())
     seed()
     with trainer_hook.plan(daemon.mount, batches):
         for epoch in range(3):
@@ -197,7 +194,7 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     foreseen = [(plan.epoch, plan.position, plan.order.tolist()) for plan in plans(daemon, False)]
     assert foreseen == [(epoch, 0, orders[epoch]) for epoch in range(1, 1 + len(foreseen))]
     assert type(batches) is DataLoader
-    assert epochs(make(**options()), 2) == expected[:2]
+    assert epochs(indexed(**options()), 2) == expected[:2]
     del batches
     gc.collect()
 
@@ -205,7 +202,7 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
 @pytest.mark.parametrize(("seeded", "split"), [(True, False), (False, False), (False, True)])
 def test_the_next_epoch_of_what_accelerate_deals_out_is_known(daemon: HookDaemon, seeded: bool, split: bool) -> None:
     batches = prepare_data_loader(
-        make(shuffle=True, generator=own(), drop_last=True),
+        indexed(shuffle=True, generator=own(), drop_last=True),
         num_processes=2,
         process_index=1,
         put_on_device=False,
@@ -228,7 +225,7 @@ def test_the_daemon_gets_the_progress_of_the_loader_and_the_loop(
     daemon: HookDaemon, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, _ = KINDS[kind]
-    batches = make(**options())
+    batches = indexed(**options())
     if not batches.num_workers:
         # This test waits after each batch. With workers, the hook would often be asked just while it takes one batch
         # and dispatches another.
@@ -284,8 +281,8 @@ def test_epochs_left_early_are_those_of_the_loader_without_a_plan(
         return result
 
     options, _ = KINDS[kind]
-    expected = some_epochs(make(**options()))
-    batches = make(**options())
+    expected = some_epochs(indexed(**options()))
+    batches = indexed(**options())
     with trainer_hook.plan(daemon.mount, batches):
         assert some_epochs(batches) == expected
     del batches
@@ -322,7 +319,7 @@ def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
         (NotToBeCopied(), "BatchSampler cannot be copied"),
     ):
         caplog.clear()
-        batches = make(batch_sampler=BatchSampler(sampler, 5, False))
+        batches = indexed(batch_sampler=BatchSampler(sampler, 5, False))
         with trainer_hook.plan(daemon.mount, batches):
             (record,) = caplog.records
             assert f"a plan must not change what is drawn: {reason}" in record.message
@@ -420,7 +417,7 @@ def ends_at_once_next_time(number: int, frame: Any) -> None:
 def test_what_a_signal_handler_raises_comes_through_to_the_training(
     daemon: HookDaemon, handler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batches = make(sampler=Interrupted())
+    batches = indexed(sampler=Interrupted())
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with trainer_hook.plan(daemon.mount, batches):
@@ -455,7 +452,7 @@ def test_attach_publishes_unless_told_not_to(daemon: HookDaemon) -> None:
 
 @pytest.mark.parametrize("workers", [{}, WORKERS], ids=["alone", "workers"])
 def test_any_sampler_can_be_drawn_ahead(daemon: HookDaemon, workers: dict[str, Any]) -> None:
-    batches = make(shuffle=True, **workers)
+    batches = indexed(shuffle=True, **workers)
     with trainer_hook.plan(daemon.mount, batches, draw_ahead=True):
         for epoch in range(3):
             drawn = [*itertools.chain.from_iterable(batches_of(batches))]
@@ -469,7 +466,7 @@ def test_any_sampler_can_be_drawn_ahead(daemon: HookDaemon, workers: dict[str, A
 
 @pytest.mark.parametrize("workers", [{}, {"persistent_workers": True, **WORKERS}], ids=["alone", "workers"])
 def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str, Any]) -> None:
-    batches = make(shuffle=True, generator=own(), **workers)
+    batches = indexed(shuffle=True, generator=own(), **workers)
     with trainer_hook.plan(daemon.mount, batches):
         for step, _ in enumerate(batches):
             if step == 2:
@@ -484,7 +481,7 @@ def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str,
 
 
 def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) -> None:
-    batches = make(shuffle=True)
+    batches = indexed(shuffle=True)
     with trainer_hook.plan(daemon.mount, batches):
         first, second = iter(batches), iter(batches)
         taken = [*next(first).tolist(), *next(first).tolist()]
@@ -498,7 +495,7 @@ def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) ->
 
 
 def test_when_the_daemon_comes_back_it_gets_the_plan_from_where_the_training_is(daemon: HookDaemon) -> None:
-    batches = make(shuffle=True, generator=own())
+    batches = indexed(shuffle=True, generator=own())
     planning = trainer_hook.plan(daemon.mount, batches)
     taking = iter(batches)
     for _ in range(2):
@@ -517,7 +514,7 @@ def test_when_the_daemon_comes_back_it_gets_the_plan_from_where_the_training_is(
 
 
 def test_the_epochs_after_a_wrong_plan_are_foreseen_again(daemon: HookDaemon) -> None:
-    batches = make(sampler=WeightedRandomSampler(range(1, SIZE + 1), 60, generator=(generator := own())))
+    batches = indexed(sampler=WeightedRandomSampler(range(1, SIZE + 1), 60, generator=(generator := own())))
     with trainer_hook.plan(daemon.mount, batches):
         batches_of(batches)
         until(lambda: len(daemon.sink.plans) == 3)
@@ -568,7 +565,7 @@ def test_a_sampler_that_resumes_draws_the_rest_of_its_epoch(daemon: HookDaemon) 
             yield from range(self.begin, SIZE)
             self.begin = 0
 
-    batches = make(sampler=Resuming())
+    batches = indexed(sampler=Resuming())
     with trainer_hook.plan(daemon.mount, batches):
         for begin in (20, 0):
             assert [*itertools.chain.from_iterable(batches_of(batches))] == [*range(begin, SIZE)]
@@ -580,7 +577,7 @@ def test_epochs_that_were_foreseen_wrongly(daemon: HookDaemon) -> None:
     for numbers, published in (([0, 0, 0, 0, 0], 5), ([0, 5, 3, 9, 2], 2)):
         sampler: Any = distributed()
         earlier = len(begun(daemon)), len(plans(daemon, False))
-        batches = make(sampler=sampler)
+        batches = indexed(sampler=sampler)
         with trainer_hook.plan(daemon.mount, batches, split=str(numbers)):
             for epoch, number in enumerate(numbers):
                 sampler.set_epoch(number)
@@ -613,17 +610,17 @@ def test_a_loader_that_cannot_be_planned_draws_as_before(daemon: HookDaemon, cap
             return 2
 
     caplog.set_level(logging.WARNING)
-    batches = make(sampler=Endless())
+    batches = indexed(sampler=Endless())
     with trainer_hook.plan(daemon.mount, batches):
         taken = [*itertools.islice(batches, 3)]
         assert taken[2].tolist() == [*range(16, 24)]
-    batches = make(sampler=Named(), collate_fn=list)
+    batches = indexed(sampler=Named(), collate_fn=list)
     with trainer_hook.plan(daemon.mount, batches):
         assert [*batches] == [["one", "two"]]
     assert not daemon.sink.plans
     assert "has no length" in caplog.text
     assert "something else, than a list of indices" in caplog.text
-    batches = make(sampler=Understated())
+    batches = indexed(sampler=Understated())
     with trainer_hook.plan(daemon.mount, batches):
         taken = [*itertools.islice(batches, 30)]
         assert taken[29].tolist() == [number % SIZE for number in range(29 * 8, 30 * 8)]
@@ -634,7 +631,7 @@ def test_nothing_keeps_a_loader_alive(daemon: HookDaemon) -> None:
     gc.disable()
     try:
         for close in (True, False):
-            batches = make(shuffle=True, persistent_workers=True, **WORKERS)
+            batches = indexed(shuffle=True, persistent_workers=True, **WORKERS)
             planning = trainer_hook.plan(daemon.mount, batches)
             assert len([*batches]) == 7
             if close:
@@ -650,7 +647,7 @@ def test_nothing_keeps_a_loader_alive(daemon: HookDaemon) -> None:
 
 
 def test_no_one_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
-    batches = make(shuffle=True)
+    batches = indexed(shuffle=True)
     trainer_hook.plan(daemon.mount, batches)
     gc.collect()
     drawn = [*itertools.chain.from_iterable(batches_of(batches))]
@@ -660,17 +657,9 @@ def test_no_one_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
     until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
 
 
-def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
-    batches = make()
-    with trainer_hook.plan(daemon.mount, batches), pytest.raises(ValueError, match="a hook already"):
-        trainer_hook.plan(daemon.mount, batches)
-    with pytest.raises(ValueError, match=r"no \.samples"):
-        trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) -> None:
     plan: Any = trainer_hook.plan
-    batches, mount = make(), daemon.mount
+    batches, mount = indexed(), daemon.mount
     for arguments, said in (
         (
             (batches, mount),
@@ -680,6 +669,7 @@ def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) ->
         ((mount, batches.dataset), "the loader is a Indexed, no torch DataLoader"),
         ((None, batches), "the directory is a NoneType, no path: give the directory of the mount"),
         ((7, batches), "the directory is a int, no path"),
+        ((mount, DataLoader(torch.zeros(3))), r"no \.samples"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=said):
             plan(*arguments)
@@ -692,7 +682,7 @@ def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) ->
 
 
 def test_a_process_is_one_trainer_for_all_its_loaders(daemon: HookDaemon) -> None:
-    model, training, held_out = Network(), loader(), make()
+    model, training, held_out = Network(), loader(), indexed()
     hook = trainer_hook.attach(daemon.mount, model, training)
     with pytest.raises(ValueError, match="is called 'train'"):
         trainer_hook.plan(daemon.mount, held_out)

@@ -14,7 +14,7 @@ from listed import Listed
 from mounting import Mounted, eventually, mounted
 from PIL import Image
 from profiled import note_sizes
-from reading import write_contents
+from reading import source_with
 from torch.utils.data import DataLoader
 
 import trainer_hook
@@ -52,10 +52,7 @@ class Photos(Listed[Any]):
             return self.transform(image), label
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    write_contents(tmp_path / "source", PHOTOS)
-    return tmp_path / "source"
+source = source_with(PHOTOS)
 
 
 @pytest.fixture

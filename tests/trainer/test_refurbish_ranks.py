@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch.distributed
 from accelerate.data_loader import prepare_data_loader
 from noisy_files import BATCH, SAMPLES, Noise, Numbers, write_numbers
 from torch.utils.data import DataLoader, DistributedSampler
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 import trainer_hook
 from trainer_hook.ranks import from_all_ranks
@@ -18,7 +17,6 @@ REUSE, EPOCHS = 2, 5
 
 
 def train(rank: int, directory: str) -> None:
-    join_two_ranks(rank, directory)
     data = Numbers(Path(directory) / "source", last=0)
     for sampler in (DistributedSampler(data), None):
         Noise.runs = 0
@@ -43,7 +41,6 @@ def train(rank: int, directory: str) -> None:
         with pytest.raises(RuntimeError, match="leave the refurbished loader out of prepare"):
             next(iter(prepared))
         del loader, prepared
-    torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_share_one_epoch_and_what_they_have_made(tmp_path: Path) -> None:

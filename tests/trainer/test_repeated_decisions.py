@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from known_losses import Training
 from mounting import Mounted, eventually, mounted
+from reading import source_with
 from repetition import repeated
 
 from spiderfs.core.events import Epoch, Lost, Published, Ratio
@@ -29,14 +30,8 @@ class Decided(NamedTuple):
     ratio: str
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    made = tmp_path / "source"
-    made.mkdir()
-    for number, name in enumerate(NAMES):
-        (made / name).write_bytes(b"%08d" % number + bytes(rng.integers(500, 1500)))
-    return made
+SIZES = np.random.default_rng(1).integers(500, 1500, SAMPLES)
+source = source_with({name: b"%08d" % number + bytes(SIZES[number]) for number, name in enumerate(NAMES)})
 
 
 def _ratio_text(ratio: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
 from loops import InfiniteDataLoader, LateInfiniteDataLoader, LateMultiEpochsDataLoader, MultiEpochsDataLoader
 from tiny_training import SIZE, Network, Numbered, recorded, train, train_epoch
@@ -62,9 +63,7 @@ def test_all_is_learned_but_what_was_drawn_before(
     recorded(daemon, 2 * BATCHES + 3 - (AHEAD if workers and kind not in LATE else 0))
 
 
-@pytest.mark.parametrize("seeded", [True, False])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "workers", "seeded"), all_or_covering(KINDS, (0, 2), (True, False), together=2))
 def test_each_epoch_is_planned_that_begins_after_the_call(
     daemon: HookDaemon, kind: type[DataLoader[Any]], workers: int, seeded: bool
 ) -> None:
@@ -91,9 +90,10 @@ def test_each_epoch_is_planned_that_begins_after_the_call(
     assert all(order == drawn[epoch] for epoch, order in foreseen.items() if epoch in drawn)
 
 
-@pytest.mark.parametrize("first", [0, 7])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [InfiniteDataLoader, LateInfiniteDataLoader])
+@pytest.mark.parametrize(
+    ("kind", "workers", "first"),
+    all_or_covering((InfiniteDataLoader, LateInfiniteDataLoader), (0, 2), (0, 7), together=2),
+)
 def test_a_failed_batch_does_not_shift_the_others(
     daemon: HookDaemon, kind: type[DataLoader[Any]], workers: int, first: int
 ) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed
+from tiny_training import SIZE, WORKERS, Indexed
 from torch import nn
 from torch.utils.data import DataLoader
 
 import trainer_hook
 from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler
 
-WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "shuffle": lambda: {"shuffle": True},
     "generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
@@ -66,7 +66,7 @@ def epoch(batches: Any, look: Callable[[Any], object], look_at: int, end_at: int
 @pytest.mark.parametrize(
     ("kind", "look", "end_at"),
     [
-        *itertools.product(("shuffle", "workers", "spider"), LOOKS, (1, 3)),
+        *all_or_covering(("shuffle", "workers", "spider"), LOOKS, (1, 3), together=2),
         *((kind, "one batch", 3) for kind in SAMPLERS if kind not in ("shuffle", "workers", "spider")),
     ],
 )

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from easy_and_hard import CONTENTS, EASY, HARD, EasyAndHard
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import Listed
 from mounting import Mounted, eventually, mounted
+from reading import source_with
 from tiny_training import SIZE, Network, loader, train, train_epoch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
-from two_ranks import in_two_ranks, join_two_ranks
+from two_ranks import in_two_ranks
 
 from benchmarks.fakes import RecordingSink
 from trainer_hook import HookClient, ShadeSampler, attach
@@ -160,7 +161,6 @@ CACHED_OF_RANKS = {0: [True, False, False, False], 1: [False, False, False, True
 
 
 def _rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
     sampler = bound_alone(ShadeSampler(4, draws=40, seed=1), CACHED_OF_RANKS[rank])
     for epoch, loss in enumerate(LOSSES_OF_RANKS[rank]):
         list(sampler)
@@ -175,7 +175,6 @@ def _rank(rank: int, mount: str) -> None:
     # The next epoch's samples that are cached come first, though this rank's client knows of others.
     found["next"] = list(sampler)
     Path(mount, f"trend-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 def bound_alone(sampler: ShadeSampler, cached: list[bool]) -> ShadeSampler:
@@ -192,11 +191,6 @@ def test_the_loss_is_the_mean_over_all_ranks(tmp_path: Path) -> None:
     for found in (one, other):
         assert found["next"] == sorted(found["next"], key=lambda sample: sample != 0)
         assert {*found["next"][:2], found["next"][-1]} > {0}
-
-
-def test_repeats_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
-        ShadeSampler(10, repeats=0.5)
 
 
 @pytest.fixture
@@ -226,26 +220,12 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improvi
 
 # -- on a mount
 
-EASY, HARD = 60, 20
-
-
-class Files(Listed[tuple[Tensor, int]]):
-    """Files of which the last ones feed nothing."""
-
-    def __init__(self, root: Path) -> None:
-        self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        hard = path.read_bytes()[:4] == b"hard"
-        return torch.zeros(4) if hard else torch.tensor([9.0, -9, 0, 0]) * (1 if label else -1), label
-
 
 class Training:
     def __init__(self, mount: Mounted, plan: bool) -> None:
         self.mount = mount
         self.sampler = ShadeSampler(EASY + HARD)
-        self.batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=16, sampler=self.sampler)
+        self.batches: DataLoader[Any] = DataLoader(EasyAndHard(mount.point), batch_size=16, sampler=self.sampler)
         torch.manual_seed(1)
         self.model = nn.Linear(4, 2)
         # Each training goes on with what the one before it has learned.
@@ -269,13 +249,7 @@ def cached(mount: Mounted) -> list[int]:
     return [int(line.rsplit("/", 1)[1]) for line in lines if line.startswith("samples ")]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    (source / "train").mkdir(parents=True)
-    for number in range(EASY + HARD):
-        (source / f"train/{number:03d}").write_bytes((b"easy", b"hard")[number >= EASY] + bytes(996))
-    return source
+source = source_with(CONTENTS)
 
 
 @pytest.mark.parametrize("plan", [False, True])

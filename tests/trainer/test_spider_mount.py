@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mounting import Mounted, eventually, mounted
 from programs import program
-from reading import digest, readers, together
+from reading import digest, readers, source_with, together
 
 from spiderfs import client as around_fuse
 
@@ -139,14 +139,13 @@ def lists() -> tuple[dict[str, int], dict[str, int]]:
     return one, two
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    for name in [*lists()[0], *(f"val/{number:03d}" for number in range(10))]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        # Each file has its own size and content, and its first line names it.
-        (source / name).write_bytes(name.encode() + b"\n" + bytes(name[-1] * (500 + 13 * int(name[-3:])), "ascii"))
-    return source
+# Each file has its own size and content, and its first line names it.
+source = source_with(
+    {
+        name: name.encode() + b"\n" + name[-1].encode() * (500 + 13 * int(name[-3:]))
+        for name in (*lists()[0], *(f"val/{number:03d}" for number in range(10)))
+    }
+)
 
 
 def digests(source: Path) -> dict[str, str]:
@@ -279,16 +278,6 @@ def test_substitutes_are_only_those_that_the_reader_could_open(source: Path, tmp
         assert foreign(trainer.told()["given"]), "root may open all of them"
 
 
-def test_switched_off_no_trainer_is_redirected(source: Path, tmp_path: Path) -> None:
-    with (
-        mounted(source, tmp_path, substitute="off", **OPTIONS) as mount,
-        training(mount.point, 1, lists()[0]) as trainer,
-    ):
-        eventually(lambda: mount.metric("hook_batches") > 100, what="batches")
-        assert all(wanted == given for wanted, given in trainer.end()["given"])
-        assert mount.metric("redirects") == 0
-
-
 def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp_path: Path) -> None:
     one = lists()[0]
     with mounted(source, tmp_path, **OPTIONS) as mount, training(mount.point, 1, one) as trainer:
@@ -304,17 +293,3 @@ def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp
         assert trainer.scores_at_start == len(one)
         redirected(mount, 20)
         trainer.end()
-
-
-@pytest.mark.parametrize("immutable", ["off", "on"])
-def test_the_kernel_looks_up_a_name_again_when_it_gets_a_substitute(
-    source: Path, tmp_path: Path, immutable: str
-) -> None:
-    # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
-    # be given the file itself for ever.
-    with mounted(source, tmp_path, ttl="inf", immutable=immutable, **OPTIONS) as mount:
-        for name in lists()[0]:
-            (mount.point / name).stat()
-        with training(mount.point, 1, lists()[0]) as trainer:
-            redirected(mount, 50)
-            trainer.end()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, features, recorded, train_epoch
+from tiny_training import SIZE, WORKERS, Network, Numbered, recorded, samples_of, train_epoch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -61,9 +62,9 @@ KINDS: dict[str, Any] = {
 }
 LOADING: dict[str, dict[str, Any]] = {
     "here": {},
-    "in workers": {"num_workers": 2, "multiprocessing_context": "fork"},
-    "in workers that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    "with few snapshots": {"num_workers": 2, "multiprocessing_context": "fork", "snapshot_every_n_steps": 2},
+    "in workers": WORKERS,
+    "in workers that stay": {"persistent_workers": True, **WORKERS},
+    "with few snapshots": {"snapshot_every_n_steps": 2, **WORKERS},
 }
 
 
@@ -73,8 +74,7 @@ def loader(kind: str, loading: str) -> StatefulDataLoader[Any]:
 
 
 def which(batch: Any) -> list[int]:
-    table = torch.stack([features(number) for number in range(SIZE)])
-    return [int((row == table).all(1).nonzero()[0, 0]) for row in batch[0]]
+    return samples_of(batch[0])
 
 
 def unfollowed(kind: str, loading: str) -> tuple[list[list[int]], list[list[int]], list[list[int]], dict[str, Any]]:
@@ -91,8 +91,7 @@ def begun(daemon: HookDaemon) -> int:
     return sum(one.begun and len(one.order) > 0 for _, one in daemon.sink.plans)
 
 
-@pytest.mark.parametrize("loading", LOADING)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "loading"), all_or_covering(KINDS, LOADING))
 def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, kind: str, loading: str) -> None:
     before, rest, following, state = unfollowed(kind, loading)
     again, batches = loader(kind, loading), loader(kind, loading)
@@ -116,8 +115,7 @@ def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, k
     assert plans[1] == list(itertools.chain(*following))
 
 
-@pytest.mark.parametrize("loading", LOADING)
-@pytest.mark.parametrize("kind", ["shuffle", "torch's batches", "own batches"])
+@pytest.mark.parametrize(("kind", "loading"), all_or_covering(["shuffle", "torch's batches", "own batches"], LOADING))
 def test_every_row_of_an_epoch_that_goes_on_is_its_samples(daemon: HookDaemon, kind: str, loading: str) -> None:
     _, rest, following, state = unfollowed(kind, loading)
     batches, model = loader(kind, loading), Network()

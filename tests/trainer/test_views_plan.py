@@ -16,7 +16,7 @@ from image_files import image_file, picture
 from known_losses import Training
 from listed import Listed
 from mounting import mounted
-from reading import read_afresh, write_contents
+from reading import read_afresh, source_with
 from torch.utils.data import DataLoader
 
 import trainer_hook
@@ -39,11 +39,7 @@ class Files(Listed[Any]):
         return path, Path(path).read_bytes()
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_contents(source, PHOTOS)
-    return source
+source = source_with(PHOTOS)
 
 
 # The kernel of an immutable mount is given the views before anybody reads them.

@@ -1,9 +1,9 @@
-"""A data set whose samples can be told by their content, and a training on it."""
+"""Data sets whose samples can be told by their content, loaders of them, and a training."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 SIZE = 50
 CLASSES = 3
 WIDTH = 8
+# Two workers of a loader.
+WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 
 class Numbered(Listed[tuple[Tensor, int]]):
@@ -58,6 +60,12 @@ def _features(index: int) -> Tensor:
     return nn.functional.normalize(torch.randn(WIDTH, generator=generator), dim=0)
 
 
+def samples_of(rows: Tensor) -> list[int]:
+    """The samples that have these features."""
+    table = torch.stack([_features(number) for number in range(SIZE)])
+    return [int((row == table).all(1).nonzero()[0, 0]) for row in rows]
+
+
 class Network(nn.Module):
     """Its classifier sees the features themselves, so that an embedding says which sample it is of."""
 
@@ -74,6 +82,23 @@ def loader(dataset: Dataset[Any] | None = None, **options: Any) -> DataLoader[An
     generator = torch.Generator().manual_seed(3)
     settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "generator": generator} | options
     return DataLoader(dataset or Numbered(), **settings)
+
+
+def own() -> torch.Generator:
+    """A generator for one loader alone."""
+    return torch.Generator().manual_seed(5)
+
+
+def indexed(**options: Any) -> DataLoader[Any]:
+    """A loader of samples that are their own indices."""
+    if "batch_sampler" in options:
+        return DataLoader(Indexed(), **options)
+    return DataLoader(Indexed(), **({"batch_size": 8} | options))
+
+
+def batches_of(batches: Iterable[Any]) -> list[list[int]]:
+    """The indices in each batch, or in each sample where there are no batches."""
+    return [torch.as_tensor(batch).reshape(-1).tolist() for batch in batches]
 
 
 def train(model: nn.Module, batches: Any) -> Iterator[int]:

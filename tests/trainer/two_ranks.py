@@ -8,6 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,8 +19,15 @@ PATIENCE_S = 240.0
 
 
 def in_two_ranks(train: Callable[[int, str], None], mount: Path) -> set[int | None]:
-    """Run `train(rank, mount)`, which begins with `join_two_ranks`, in two processes; returns their pids."""
-    return in_processes(train, mount, 2)
+    """Run `train(rank, mount)` in two processes, which are the ranks of a distributed training; returns their pids."""
+    return in_processes(partial(_joined, train), mount, 2)
+
+
+def _joined(train: Callable[[int, str], None], rank: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    train(rank, mount)
+    torch.distributed.destroy_process_group()
 
 
 def in_processes(train: Callable[[int, str], None], mount: Path, count: int) -> set[int | None]:
@@ -54,8 +62,3 @@ def _fork_all(told: Connection, train: Callable[[int, str], None], mount: str, c
         process.join()
     told.send([process.pid for process in processes])
     assert [process.exitcode for process in processes] == [0] * count
-
-
-def join_two_ranks(rank: int, mount: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)

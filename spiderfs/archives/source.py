@@ -13,7 +13,7 @@ the log has the reason once for each version and mount.
 
 **Building an index** (`Indices`). A thread of `Indexers` builds it, for each archive in one process of the mount. Until
 it is built, a lookup waits a moment and then raises SourceNotReady: the caller retries, and the source counts as
-reachable. The index of a changed archive is built when that version has settled (`vfs/settling.py`).
+reachable. The index of a changed archive is built when that version has settled (`vfs/rules.py`).
 
 **Index files.** An index is written beside its place and renamed into it, so a process with an older one mapped keeps
 that. Its name is a hash of the archive's path; it holds the path, so that it can be deleted with the archive. If the
@@ -81,7 +81,7 @@ from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
 from spiderfs.sources.client import pause_s
 from spiderfs.sources.source import Source, SourceStat, Version, streamed
 from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.settling import settles_at
+from spiderfs.vfs.rules import settles_at
 
 
 class Neighbourhood:

@@ -7,9 +7,10 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -18,16 +19,17 @@ from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.memory import MemoryBounds, memory_bounds
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
-from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
-from spiderfs.errors import MountError, StoreError
+from spiderfs.errors import ConfigError, MountError, StoreError
+from spiderfs.forms.partition import MOST_AUGMENTED, FormSizes, Split, view_share
+from spiderfs.forms.profile import Record, landing_bytes, load_record
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.options.model import Options
+from spiderfs.options.model import AUTO, ONE_FORM, Options
 from spiderfs.packages import DIRECTORY
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
@@ -55,17 +57,98 @@ from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.fetcher import Episode, Fetcher, ShownViews
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.views.recipe import ORIGINAL, Recipe
+from spiderfs.views.recipe import NO_VIEW, ORIGINAL, Recipe
 from spiderfs.views.tree import Forms, MakerPool, TreeSource, ViewSource, unknown_length
 
 log = logging.getLogger(__name__)
+
+
+class Partition(NamedTuple):
+    """`split` is that of the capacity, None if there is none.
+
+    `view_share` is the share of all files that the root shows as views, if it shows a view at all, and
+    `partials_share` the share of the capacity that augmented samples may take.
+    """
+
+    split: Split | None
+    view_share: float
+    partials_share: float
+
+    def status(self, view: bool) -> dict[str, str | float | None]:
+        """`view`: whether the root shows a view."""
+        split = None if self.split is None else str(self.split)
+        return {"split": split, "view_share": self.view_share if view else 0.0}
+
+
+def chosen_partition(options: Options, record_path: Path) -> Partition:
+    """The partition of a mount with these options; raises ConfigError if it needs a profile that is not there."""
+    if options.forms == ONE_FORM:
+        return Partition(None, 1.0, options.partials_share)
+    view = None if options.view == NO_VIEW else options.view
+    if options.forms == AUTO:
+        record = load_record(record_path)
+        profile = None if record is None else record.profile
+        if record is None or profile is None or (view is not None and view not in profile.views):
+            raise _unprofiled(options, "--loader MODULE:FUNCTION" + (f" --view {view}" if view is not None else ""))
+        split = replace(profile, cache_bytes=float(_capacity_bytes(options, record))).best(view)
+    else:
+        split = Split.parse(options.forms)
+        record = load_record(record_path) if split.decoded else None
+        if split.decoded and (record is None or view not in record.sample_bytes):
+            raise _unprofiled(options, f"--view {view}")
+    share = 0.0
+    if split.decoded and record is not None and view is not None:
+        capacity = _capacity_bytes(options, record)
+        sizes = FormSizes(record.sample_bytes[NO_VIEW], record.sample_bytes[view], 0.0)
+        share = view_share(split, capacity, landing_bytes(capacity, sizes), record.samples, sizes)
+    return Partition(split, share, min(split.augmented, MOST_AUGMENTED))
+
+
+class NextPartition:
+    """The partition that a mount would have if it were mounted now: see `chosen_partition`."""
+
+    def __init__(self, record_path: Path) -> None:
+        self._record_path = record_path
+        self._of: tuple[object, ...] = ()
+        self._found: Partition | None = None
+
+    def found(self, options: Options) -> Partition | None:
+        """None if a mount with these options would need another profile.
+
+        Where a profile or an option is new, this takes some tenths of a second for forms=auto.
+        """
+        try:
+            status = os.stat(self._record_path)
+            written = status.st_ino, status.st_mtime_ns
+        except OSError:
+            written = 0, 0
+        of = (*written, options.forms, options.view, options.capacity, options.partials_share)
+        if of != self._of:
+            self._of = of
+            try:
+                self._found = chosen_partition(options, self._record_path)
+            except ConfigError:
+                self._found = None
+        return self._found
+
+
+def _capacity_bytes(options: Options, record: Record) -> int:
+    """A share of the source is one of what was profiled."""
+    return options.capacity.budget_bytes(int(record.samples * record.sample_bytes[NO_VIEW]))
+
+
+def _unprofiled(options: Options, words: str) -> ConfigError:
+    return ConfigError(
+        f"forms={options.forms} needs to know what samples take: mount without forms once and run"
+        f" 'spiderfs profile {options.mountpoint} {words}'"
+    )
+
 
 # Files that are pushed ahead and may wait for the source at a time: for each fetch of a worker, and in all, from a
 # directory and from an object store. At first it is a few, and more only while more of them bring more

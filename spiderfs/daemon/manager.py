@@ -24,25 +24,22 @@ import trio
 
 from spiderfs.archives.source import forget_gone
 from spiderfs.core.events import Access
+from spiderfs.core.memory import UNBOUNDED, MemoryBounds
 from spiderfs.core.policy import HubLimits
 from spiderfs.core.rooms import VIEWS
-from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.capacity import CacheCapacity
+from spiderfs.daemon.caching.cache_control import CacheCapacity, CacheControl, Superseded
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.planned_reads import PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import Wakeup
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
-from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.warmer import Warmer
-from spiderfs.daemon.chosen_partition import NextPartition, Partition
-from spiderfs.daemon.context import MANAGER_ROW, MountContext
+from spiderfs.daemon.context import MANAGER_ROW, MountContext, NextPartition, Partition
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
-from spiderfs.daemon.memory import Memory
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
@@ -51,8 +48,9 @@ from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
-from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
+from spiderfs.linux.memory import anonymous_bytes, give_back_freed_memory, keep_freed_memory
 from spiderfs.options.model import Options
+from spiderfs.options.units import format_size, round_size
 from spiderfs.packages import PackageDirectory
 from spiderfs.shared.published import publish_trainers
 from spiderfs.shared.shared_memory import MANAGER
@@ -63,6 +61,52 @@ from spiderfs.vfs.fetcher import Episode
 from spiderfs.views.recipe import ORIGINAL
 
 log = logging.getLogger(__name__)
+
+
+class Memory:
+    """The manager makes it before it learns of any sample: what it takes later, it takes for samples."""
+
+    def __init__(
+        self,
+        limit_bytes: int | None,
+        bounds: MemoryBounds,
+        in_flight_bytes: Callable[[], int],
+        pushed_bytes: Callable[[], int],
+        own_bytes: Callable[[], int] = anonymous_bytes,
+    ) -> None:
+        """`in_flight_bytes` of all processes; `own_bytes` are all of this one."""
+        self._limit_bytes, self._bounds = limit_bytes, bounds
+        self._in_flight_bytes, self._pushed_bytes, self._own_bytes = in_flight_bytes, pushed_bytes, own_bytes
+        self._first_bytes = own_bytes()
+        self._has_warned = False
+
+    def status(self) -> Mapping[str, int | None]:
+        """What is held, each with its bound (of what is in flight that of each process); None: no bound."""
+        in_flight, pushed, samples = self._bounds.in_flight, self._bounds.pushed, self._bounds.samples
+        return {
+            "limit_bytes": self._limit_bytes,
+            "in_flight_bytes": self._in_flight_bytes(),
+            "in_flight_limit_bytes": None if in_flight == UNBOUNDED else in_flight,
+            "pushed_bytes": self._pushed_bytes(),
+            "pushed_limit_bytes": pushed,
+            "samples_bytes": self._samples_bytes(),
+            "samples_limit_bytes": None if samples == UNBOUNDED else samples,
+        }
+
+    def check(self) -> None:
+        """Warn once if samples take more than is left for them."""
+        taken, left = self._samples_bytes(), self._bounds.samples
+        if self._limit_bytes is not None and taken > left and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "names, plans and scores of samples take %s of memory, and memory_limit=%s leaves %s for them: mount"
+                " with a higher limit, or declare fewer samples",
+                *(round_size(taken), format_size(self._limit_bytes), round_size(left)),
+            )
+
+    def _samples_bytes(self) -> int:
+        return max(0, self._own_bytes() - self._first_bytes)
+
 
 # Between two looks at the event pipe; the events of that time share one transaction.
 FOLD_PAUSE_S = 0.005

@@ -7,7 +7,7 @@ without progress between them end it, since no one would be answered any more.
 Progress at other requests says nothing about a request at which each worker dies: the kernel hands that one to the next
 worker, again and again. So deaths are also counted for each such request (`Suspects`).
 
-Nothing here has a clock or looks at a process: `deaths.py` brings the facts.
+Nothing here has a clock or looks at a process: `supervisor.py` brings the facts.
 """
 
 from __future__ import annotations

@@ -27,11 +27,10 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.large_files import ReadAhead
+from spiderfs.vfs.large_files import Parts, ReadAhead
+from spiderfs.vfs.lister import WalkAhead
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.parts import Parts
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.walk_ahead import WalkAhead
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of its path, size
 and mtime or tag, for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open
 handles, cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have
-found there, and for each version the time at which it settles (`settling.py`).
+found there, and for each version the time at which it settles (`rules.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
@@ -42,7 +42,7 @@ from spiderfs.sources.ranges import stat_of
 from spiderfs.sources.source import FIRST_INODE, HASH_MASK, UNKNOWN, SourceStat, Version, joined_time, split_time
 from spiderfs.sources.source import version_hash as _version_hash
 from spiderfs.store.store import Records, Row
-from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
+from spiderfs.vfs.rules import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
@@ -81,7 +81,7 @@ class Node(NamedTuple):
     path: bytes
     stat: SourceStat
     settles_at: float = 0.0
-    """Before this time it is provisional (`settling.py`)."""
+    """Before this time it is provisional (`rules.py`)."""
 
     @property
     def is_directory(self) -> bool:

@@ -44,15 +44,14 @@ from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Open
 from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
+from spiderfs.vfs.lister import WalkAhead
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
-from spiderfs.vfs.range_reader import RangeReader
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
-from spiderfs.vfs.small_files import SmallFiles
+from spiderfs.vfs.small_files import RangeReader, SmallFiles
 from spiderfs.vfs.substitutes import Substitutes
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 

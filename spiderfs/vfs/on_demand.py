@@ -1,7 +1,7 @@
 """Fetches that a reader waits for: their time is counted, and a version that the source no longer has is reported.
 
 A look-up of a file whose view was never made waits for a fetch too: the view says how long the file is
-(`shown_views.py`).
+(`ShownViews`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
-from spiderfs.vfs.fetcher import Fetched, Fetcher
+from spiderfs.vfs.fetcher import Fetched, Fetcher, ShownViews
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.shown_views import ShownViews
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
+"""Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/rules.py`).
 
 The kernel gets such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. What one open reads of the version no one else
@@ -23,8 +23,7 @@ from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import Settings, is_provisional
-from spiderfs.vfs.settling import WINDOW_S
+from spiderfs.vfs.rules import WINDOW_S, Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
+from spiderfs.protocol.extents import Extent
 from spiderfs.shared.published import Attached
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
@@ -107,3 +108,98 @@ class SmallFiles(Part):
         """For a read that has found nothing here: the bytes have left the store since the open."""
         fetched = await self._on_demand.fetch(node)
         return memoryview(fetched.payload)[offset : offset + size]
+
+
+# Threads whose last extent is remembered; a forgotten one counts an open twice.
+_THREADS = 4096
+_NONE = (0, 0, 0, 0)
+
+
+class RangeReader(Part):
+    """READs of large files that lie in extents of planned ranges (`sources/ranges.py`): each extent is a small file.
+
+    The first READ of a thread in an extent counts as an open of it. Missing extents that lie side by side are read
+    together.
+    """
+
+    def __init__(
+        self,
+        supply: Supply,
+        small_files: SmallFiles,
+        redirects: Redirects,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(supply, clock)
+        self._grids, self._small_files, self._redirects = supply.grids, small_files, redirects
+        # By thread: the file, where the extent begins and ends, and the extent's inode.
+        self._last: dict[int, tuple[int, int, int, int]] = {}
+
+    def read_again(self, inode: int, offset: int, size: int, caller: Caller) -> memoryview | None:
+        """The bytes of a READ in the extent that the thread has read last, as the faults of a sample's pages are."""
+        file, begin, until, extent = self._last.get(caller.pid, _NONE)
+        if file != inode or offset < begin or offset + size > until:
+            return None
+        return self._fetcher.local(ContentKey(extent), offset - begin, size)
+
+    async def read(self, file: Node, offset: int, size: int, caller: Caller) -> memoryview | bytes | None:
+        """The bytes of a READ as `Filesystem.read` gives them; None if they lie in no grid."""
+        end = min(offset + size, file.stat.size)
+        for grid in reversed(self._grids.of(file.path) if offset < end else ()):
+            extents = grid.covering(offset, end)
+            if extents is None:
+                continue
+            nodes = [self._catalogue.extent(Extent(file.path, *extent), file.stat) for extent in extents]
+            members = [node for node in nodes if node is not None]
+            if len(members) == len(extents):
+                return await self._pieces(file, members, extents, offset, end, caller)
+        return None
+
+    async def _pieces(
+        self, file: Node, members: list[Node], extents: list[tuple[int, int]], offset: int, end: int, caller: Caller
+    ) -> memoryview | bytes:
+        held, held_from = b"", 0
+
+        async def read(number: int) -> bytes:
+            """The bytes of an extent, read together with those behind it that are missing too."""
+            nonlocal held, held_from
+            begin, until = extents[number]
+            if not held_from <= begin < until <= held_from + len(held):
+                last = until
+                for member, (_, further) in zip(members[number + 1 :], extents[number + 1 :], strict=True):
+                    key = ContentKey(member.inode)
+                    if self._fetcher.stored(key) or self._fetcher.under_way(key):
+                        break
+                    last = max(last, further)
+                held_from = begin
+                held = await self._fetcher.read_range(file.path, begin, last - begin, file.version)
+            return held[begin - held_from : until - held_from]
+
+        pieces: list[memoryview | bytes] = []
+        for number, (member, (begin, until)) in enumerate(zip(members, extents, strict=True)):
+            # Extents that were cut for two names of one file may overlap.
+            at, length = offset - begin, min(end, until) - offset
+            offset += length
+            payload = await self._open(member, (file.inode, begin, until), caller, partial(read, number))
+            piece: memoryview | bytes | None
+            if payload is not None:
+                piece = memoryview(payload)[at : at + length]
+            else:
+                piece = self._fetcher.local(ContentKey(member.inode), at, length)
+                if piece is None:
+                    piece = await self._small_files.read(member, at, length)
+            # A view does not outlive the wait for the next extent.
+            pieces.append(piece if until >= end else bytes(piece))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _open(
+        self, member: Node, place: tuple[int, int, int], caller: Caller, read: Callable[[], Awaitable[bytes]]
+    ) -> bytes | None:
+        """Make an extent local; its bytes, if they were fetched for this READ."""
+        if self._last.get(caller.pid, _NONE)[3] == member.inode:
+            return None
+        if len(self._last) >= _THREADS:
+            self._last.clear()
+        self._last[caller.pid] = (*place, member.inode)
+        trainer = self._redirects.trainer_of(caller.pid) if self._redirects.attended else None
+        number = 0 if trainer is None else trainer.number
+        return (await self._small_files.open_for(member, caller, None, number, member.inode, read=read)).fetched

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+import trio
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, Access, Budget, Hint, Lost
@@ -22,11 +25,16 @@ from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE
 from spiderfs.core.policy import HubLimits, Key, Policy
 from spiderfs.core.rooms import LANDING_SHARE, NO_VIEWS, ViewsRoom, landing_of, landing_room
-from spiderfs.errors import StoreError
+from spiderfs.errors import SpiderfsError, StoreError
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.options.model import Options
 from spiderfs.policies import mountable_policies
 from spiderfs.protocol.partials import FIRST_PARTIAL
+from spiderfs.sources.source import MAX_SIZE
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 
@@ -419,3 +427,143 @@ def _unpacked(state: bytes | None) -> dict[str, Any]:
         log.warning("the order of the cached files could not be read: starting a new one")
         return {}
     return unpacked
+
+
+_SOURCE_BYTES_FACT, _SOURCE_BYTES = "source bytes", struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class SurveyStatus:
+    """`source_bytes` is what was found so far, and the whole source once the survey is `done`."""
+
+    source_bytes: int
+    done: bool
+
+
+class CacheCapacity:
+    """Gives the cache control the capacity, whenever the option changes or the survey knows the source better."""
+
+    def __init__(self, options: Options, cache: CacheControl, catalogue: Catalogue, lister: Lister) -> None:
+        self._capacity = options.capacity
+        self._dir_ttl_s = options.dir_ttl
+        self._cache = cache
+        self._catalogue = catalogue
+        self._lister = lister
+        known = catalogue.fact(_SOURCE_BYTES_FACT)
+        self._survey = SurveyStatus(int(_SOURCE_BYTES.unpack(known)[0]) if known else 0, False)
+        self._survey_is_needed = trio.Event()
+        self._ask_for_survey()
+
+    def survey(self) -> SurveyStatus:
+        """What is known of the source's size."""
+        return self._survey
+
+    @property
+    def budget_bytes(self) -> int:
+        """The capacity as far as it is known now."""
+        return self._capacity.budget_bytes(self._survey.source_bytes)
+
+    def change(self, options: Options) -> None:
+        """Take over the option; raises StoreError, and then the capacity is as it was."""
+        self._cache.set_capacity(options.capacity.budget_bytes(self._survey.source_bytes))
+        self._capacity = options.capacity
+        self._ask_for_survey()
+
+    async def run(self) -> None:
+        """Measure the source, once, as soon as the capacity is a share of it."""
+        await self._survey_is_needed.wait()
+        await self._measure()
+
+    def _ask_for_survey(self) -> None:
+        if self._capacity.unit == "percent":
+            self._survey_is_needed.set()
+
+    async def _measure(self) -> None:
+        """Walk the whole source once, and follow each better estimate of the bytes of its regular files.
+
+        The estimate of an earlier mount stands until this walk has found more, or has ended.
+        """
+        total = 0
+        # A listing is not trusted only because it is young: each directory's mtime is compared once, if it has one.
+        ttl_s = self._dir_ttl_s if self._lister.undated else -math.inf
+        async for files in self._lister.walk(lambda directory: True, ttl_s):
+            # Sparse files may have any size, and together more than 64 bits can hold.
+            total = min(total + sum(file.version.size for file in files), MAX_SIZE)
+            if total > self._survey.source_bytes:
+                self._measured(total, done=False)
+        self._measured(total, done=True)
+
+    def _measured(self, source_bytes: int, done: bool) -> None:
+        self._survey = SurveyStatus(source_bytes, done)
+        try:
+            self._cache.set_capacity(self.budget_bytes)
+            if done:
+                self._catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(source_bytes))
+        except StoreError as exc:
+            log.warning("%s: the capacity stays as it is", exc)
+
+
+INTERVAL_S = 1.0
+# Where the table was empty: no one waits for what is evicted a little later.
+IDLE_INTERVAL_S = 5.0
+# How many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
+_AT_A_TIME = 200
+# How long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
+# version takes longer than this to settle.
+_READ_WITHIN_S = 60.0
+
+
+class Superseded:
+    """Removes superseded versions and deleted files from the cache, by the catalogue's table `gone`.
+
+    It moves the records of an inode to the front of landing; until they are evicted, a reader that has the file open
+    reads on. When no record is left, the catalogue forgets the inode, and a handle of it gets ESTALE. A version that
+    was superseded before it had settled has no records: its bytes are in transit, so the catalogue forgets it after a
+    while. An inode that a name means again stays.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        content: Content,
+        cache: CacheControl,
+        on_superseded: Callable[[int, bytes], None],
+        clock: Callable[[], float] = steady_clock.now,
+    ) -> None:
+        """`on_superseded` gets each inode that is not current, and its path, before the catalogue forgets it."""
+        self._catalogue = catalogue
+        self._content = content
+        self._cache = cache
+        self._on_superseded = on_superseded
+        self._now = clock
+        self._after = 0
+
+    async def run(self) -> None:
+        """Work through the table for ever."""
+        interval_s = INTERVAL_S
+        while True:
+            await trio.sleep(interval_s)
+            try:
+                interval_s = INTERVAL_S if await self.turn() else IDLE_INTERVAL_S
+            except SpiderfsError as exc:
+                log.debug("the table of gone inodes is looked at again later: %s", exc)
+
+    async def turn(self) -> bool:
+        """Look at the next inodes of the table; returns whether there were any."""
+        inodes = self._catalogue.gone(self._after, _AT_A_TIME)
+        self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
+        keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
+        for inode in keys:
+            node = self._catalogue.known(inode)
+            if node is not None:
+                self._on_superseded(inode, node.path)
+        self._cache.release([key for of_one in keys.values() for key in of_one])
+        finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
+        if finished:
+            await trio.to_thread.run_sync(self._catalogue.forget, finished)
+        return bool(inodes)
+
+    def _is_in_transit(self, inode: int) -> bool:
+        """Whether readers may have this version open while it has no records, because it had not settled."""
+        node = self._catalogue.known(inode)
+        return node is not None and abs(self._now() - node.settles_at) < _READ_WITHIN_S

@@ -24,12 +24,17 @@ from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.fetch_ahead import FetchAhead
-from spiderfs.daemon.caching.neighbours import Neighbours
+from spiderfs.daemon.caching.fetch_ahead import FetchAhead, Neighbours
 from spiderfs.daemon.caching.planned_reads import PlannedReads
-from spiderfs.daemon.caching.prefetch_backend import Admission, PrefetchBackend, PrefetchResult, Wakeup, first_fetches
+from spiderfs.daemon.caching.prefetch_backend import (
+    Admission,
+    BackgroundRate,
+    PrefetchBackend,
+    PrefetchResult,
+    Wakeup,
+    first_fetches,
+)
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock

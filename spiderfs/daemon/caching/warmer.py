@@ -26,8 +26,8 @@ from itertools import islice
 import trio
 
 from spiderfs.core.events import FETCHED, UNSTORED, WARMED
-from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.prefetch_backend import BackgroundRate
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.protocol.extents import file_of
@@ -234,7 +234,7 @@ class Warmer:
             warming.searching = self._receive.statistics().current_buffer_used > 0
 
     async def _pin(self, cache: CacheControl, node: Node) -> bool:
-        """Pin a file if pins have room for it, of which earlier versions get none (`superseded.py` is later)."""
+        """Pin a file if pins have room for it, of which earlier versions get none (`Superseded` is later)."""
         pinned, directory = cache.pin(node.inode, node.stat.size), node.path.rpartition(b"/")[0]
         # All names of a directory were listed before its first file was found.
         if pinned or self._looked_in == directory:

@@ -12,7 +12,7 @@ import trio
 from hypothesis import given, settings
 
 from benchmarks.fakes import MemoryContent, MemorySource
-from spiderfs.daemon.caching.capacity import CacheCapacity
+from spiderfs.daemon.caching.cache_control import CacheCapacity
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -21,7 +21,7 @@ from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.settling import settles_at
+from spiderfs.vfs.rules import settles_at
 
 ROOT = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 1)
 # Seconds have 64 bits in struct statx, and nanoseconds come on top.

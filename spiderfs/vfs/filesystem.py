@@ -45,7 +45,7 @@ from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, VIEWS_INODE, 
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
 from spiderfs.vfs.lister import WalkAhead
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
@@ -95,44 +95,27 @@ class Filesystem(Part):
         asked_by_peers: SharedSlots | None = None,
         source_salt: int = 0,
     ) -> None:
-        """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
+        """`unstored`: the fetcher has the same. `scattered`: as in `Shared`.
 
         `asked_by_peers`: which stripes other nodes have asked for; None where there are none. `source_salt`: see
         `sources.members.salt_of`.
         """
-        super().__init__(supply, clock)
+        shared = Shared(supply, redirects, events, unstored, lambda: self.settings, scattered, clock)
+        super().__init__(shared)
         self._asked_by_peers, self._source_salt = asked_by_peers, source_salt
-        self._read_log = supply.read_log
         self._flights = SingleFlight(supply.client.timeouts)
-        self._read_ahead = read_ahead
-        self._walk_ahead = walk_ahead
-        self._redirects = redirects
-        self._control = control
-        self._events = events
-        self._scattered = scattered
+        self._read_ahead, self._walk_ahead, self._control = read_ahead, walk_ahead, control
         self.settings = settings  # replaced as a whole when an option changes
         # By directory: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
-        self._on_demand = OnDemand(supply, scattered, clock)
-        self._substitutes = Substitutes(supply, redirects, lambda: self.settings, clock)
-        self._small_files = SmallFiles(supply, self._on_demand, redirects, self._substitutes, events, clock)
-        asked = () if asked_by_peers is None else asked_by_peers
-        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, asked, clock)
-        self._ranges = RangeReader(supply, self._small_files, redirects, clock)
-        self._unstored = unstored
-        self._provisional_files = ProvisionalFiles(
-            supply,
-            self._on_demand,
-            self._small_files,
-            self.large_files,
-            redirects,
-            unstored,
-            lambda: self.settings,
-            clock,
-        )
-        self._xattrs = Xattrs(supply, redirects, control.client_terms, lambda: self.settings, clock)
+        self._on_demand, self._substitutes = OnDemand(shared), Substitutes(shared)
+        self._small_files = SmallFiles(shared, self._on_demand, self._substitutes)
+        self.large_files = LargeFiles(shared, self._on_demand, read_ahead, touches, asked_by_peers or ())
+        self._ranges = RangeReader(shared, self._small_files)
+        self._provisional_files = ProvisionalFiles(shared, self._on_demand, self._small_files, self.large_files)
+        self._xattrs = Xattrs(shared, control.client_terms)
 
     @property
     def at_rest(self) -> bool:

@@ -37,12 +37,11 @@ from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.members import STRIPE_BLOCKS, key_at
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
-from spiderfs.vfs.answer_types import Caller, EventSink
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import REST_S, Fetched, Fetcher
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
-from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared, Supply
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +147,10 @@ class Parts:
         fetch_lock: FetchLock,
         read: Callable[..., Awaitable[bytes]],
         room_blocks: int,
-        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         """`read` is `ReadProcess`'s. `fetch_lock` must not be the fetcher's, or it would not exclude that."""
         self._nursery, self._content, self._fetch_lock, self._read = nursery, content, fetch_lock, read
-        self._client, self._fetcher, self._counters, self._now = supply.client, supply.fetcher, supply.counters, clock
+        self._client, self._fetcher, self._counters = supply.client, supply.fetcher, supply.counters
         self._room_blocks = room_blocks
         self._landing = WorkerThreads(1)
         self._parts: dict[ContentKey, FilePart] = {}
@@ -181,7 +179,7 @@ class Parts:
 
     def take(self, node: Node) -> bool:
         """Whether this version may come in parts: it has settled, and the store takes what comes."""
-        return self._fetcher.store_takes and node.settles_at <= self._now()
+        return self._fetcher.store_takes and node.settles_at <= steady_clock.now()
 
     def begin(self, node: Node, blocks: range, is_ahead: bool) -> int:
         """Have blocks come, up to the first that is here, or coming; returns how many come now. Raises StoreCorrupt."""
@@ -458,25 +456,12 @@ class LargeFiles(Part):
     """The large files as one worker serves them."""
 
     def __init__(
-        self,
-        supply: Supply,
-        on_demand: OnDemand,
-        read_ahead: ReadAhead,
-        touches: Touches,
-        redirects: Redirects,
-        events: EventSink,
-        asked_by_peers: Container[int] = (),
-        clock: Callable[[], float] = steady_clock.now,
+        self, shared: Shared, on_demand: OnDemand, read_ahead: ReadAhead, touches: Touches, asked: Container[int]
     ) -> None:
-        """`asked_by_peers`: which stripes other nodes have asked for (`sources/peers.py`)."""
-        super().__init__(supply, clock)
-        self._on_demand = on_demand
-        self._read_ahead = read_ahead
-        self._asked_by_peers = asked_by_peers
-        self._touches = touches
-        self._redirects = redirects
-        self._events = events
-        self._read_log = supply.read_log
+        """`asked`: which stripes other nodes have asked for (`sources/peers.py`)."""
+        super().__init__(shared)
+        self._on_demand, self._read_ahead, self._touches = on_demand, read_ahead, touches
+        self._asked_by_peers = asked
         self._windows: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         # For files that the kernel reads by itself: when accesses were last recorded for them, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -32,9 +33,13 @@ from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import Content, Records
+from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
 from spiderfs.vfs.fetcher import Fetched, Fetcher, ShownViews
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +49,7 @@ _LOOKED_INTO = 32
 
 @dataclass(frozen=True)
 class Supply:
-    """One process's; each part has been given those that it needs of the others."""
+    """What a process brings files by; each part has been given those that it needs of the others."""
 
     content: Content
     records: Records
@@ -59,27 +64,36 @@ class Supply:
     read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
 
 
-class Part:
-    """A part of the file system: what it takes of the process's supply."""
+class Shared(NamedTuple):
+    """What all parts of a worker's file system are made with; `settings` gives those that hold now.
 
-    def __init__(self, supply: Supply, clock: Callable[[], float]) -> None:
-        self._content = supply.content
-        self._client = supply.client
-        self._catalogue = supply.catalogue
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
-        self._counters = supply.counters
-        self._views = supply.views
-        self._now = clock
+    `scattered`: whether other processes may know names unknown here.
+    """
+
+    supply: Supply
+    redirects: Redirects
+    events: EventSink
+    unstored: UnstoredBytes
+    settings: Callable[[], Settings]
+    scattered: Callable[[], bool]
+    clock: Callable[[], float]
+
+
+class Part:
+    """A part of the file system."""
+
+    def __init__(self, shared: Shared) -> None:
+        supply, self._redirects, self._events, self._unstored, self._settings, self._scattered, self._now = shared
+        self._content, self._client, self._catalogue = supply.content, supply.client, supply.catalogue
+        self._lister, self._fetcher, self._counters = supply.lister, supply.fetcher, supply.counters
+        self._views, self._read_log = supply.views, supply.read_log
 
 
 class OnDemand(Part):
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
-    def __init__(self, supply: Supply, scattered: Callable[[], bool], clock: Callable[[], float]) -> None:
-        """`scattered`: see `Filesystem`."""
-        super().__init__(supply, clock)
-        self._scattered = scattered
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 

@@ -11,10 +11,9 @@ from spiderfs.protocol.extents import Extent
 from spiderfs.shared.published import Attached
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answer_types import Caller, EventSink, Opened
+from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
-from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared
 from spiderfs.vfs.substitutes import Substitutes
 
 # What an event has room for: more than an hour.
@@ -24,21 +23,10 @@ _LONGEST_US = (1 << 32) - 1
 class SmallFiles(Part):
     """The small files as one worker serves them."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        on_demand: OnDemand,
-        redirects: Redirects,
-        substitutes: Substitutes,
-        events: EventSink,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(supply, clock)
-        self._on_demand = on_demand
+    def __init__(self, shared: Shared, on_demand: OnDemand, substitutes: Substitutes) -> None:
+        super().__init__(shared)
+        self._on_demand, self._substitutes = on_demand, substitutes
         self._looked_into = on_demand.looked_into
-        self._redirects = redirects
-        self._substitutes = substitutes
-        self._events = events
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""
@@ -122,15 +110,9 @@ class RangeReader(Part):
     together.
     """
 
-    def __init__(
-        self,
-        supply: Supply,
-        small_files: SmallFiles,
-        redirects: Redirects,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(supply, clock)
-        self._grids, self._small_files, self._redirects = supply.grids, small_files, redirects
+    def __init__(self, shared: Shared, small_files: SmallFiles) -> None:
+        super().__init__(shared)
+        self._grids, self._small_files = shared.supply.grids, small_files
         # By thread: the file, where the extent begins and ends, and the extent's inode.
         self._last: dict[int, tuple[int, int, int, int]] = {}
 

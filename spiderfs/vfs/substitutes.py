@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 
 from spiderfs.errors import SourceError, Stale
-from spiderfs.linux import steady_clock
 from spiderfs.shared.published import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node
-from spiderfs.vfs.on_demand import Part, Supply
-from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import ANYBODY, Credentials, Settings, directories_to_pass
+from spiderfs.vfs.on_demand import Part, Shared
+from spiderfs.vfs.rules import ANYBODY, Credentials, directories_to_pass
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +26,10 @@ _DIRECTORIES = 65536
 
 
 class Substitutes(Part):
-    """Gives the substitutes of one worker; `settings` answers with those that hold now."""
+    """Gives the substitutes of one worker."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        redirects: Redirects,
-        settings: Callable[[], Settings],
-        clock: Callable[[], float] = steady_clock.now,
-    ) -> None:
-        super().__init__(supply, clock)
-        self._redirects = redirects
-        self._settings = settings
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         # Of directories on the way to substitutes: their attributes, and when these were asked for.
         self._passed: dict[bytes, tuple[SourceStat, float]] = {}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import trio
 
 from spiderfs.errors import NoAttribute, StoreError
-from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol.reads import READS_XATTR, ReadBytes, encoded
 from spiderfs.shared.published import CLIENT_XATTR
@@ -19,9 +18,8 @@ from spiderfs.shared.read_log import Read
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
-from spiderfs.vfs.on_demand import Part, Supply
-from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import Settings, is_provisional
+from spiderfs.vfs.on_demand import Part, Shared
+from spiderfs.vfs.rules import is_provisional
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +29,10 @@ _PREFIX = "user.spiderfs."
 class Xattrs(Part):
     """Of everything but control files, which have none."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        redirects: Redirects,
-        client_terms: Path,
-        settings: Callable[[], Settings],
-        clock: Callable[[], float] = steady_clock.now,
-    ) -> None:
-        """`client_terms`: see `shared/published.py`. `settings` answers with those that hold now."""
-        super().__init__(supply, clock)
-        self._redirects = redirects
+    def __init__(self, shared: Shared, client_terms: Path) -> None:
+        """`client_terms`: see `shared/published.py`."""
+        super().__init__(shared)
         self._client_terms = client_terms
-        self._settings = settings
-        self._read_log = supply.read_log
 
     async def names(self, inode: int) -> list[str]:
         """Those of the source alone: a program that copies a file with its attributes must not copy the cache's."""

@@ -16,7 +16,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -259,7 +258,7 @@ class Manager:
             "warm": lambda: self._warmer.status().line().encode(),
             "pin": lambda: (
                 b"%(files)d files pinned (%(bytes)d bytes, at most %(limit_bytes)d)\n"
-                % {name.encode(): value for name, value in asdict(self._cache.status().pins).items()}
+                % {name.encode(): value for name, value in self._cache.status()["pins"].items()}
             ),
             "unpin": lambda: b"%d files unpinned by the last request\n" % self._warmer.last_unpinned,
             "evict": lambda: b"%d records evicted by the last request\n" % self._warmer.last_evicted,
@@ -283,20 +282,20 @@ class Manager:
     def status(self) -> dict[str, Any]:
         """The status of every component, by its name in `stats.json`; the figures of the cache have no name."""
         context, options, members = self._context, self._options.current, self._context.members
-        survey, link, view = self._capacity.survey(), self._training.link_status(), options.shown_form != ORIGINAL
+        link, view = self._training.link_status(), options.shown_form != ORIGINAL
         peers = members.statuses().items() if members else ()
         remounted = self._next_partition.found(options) or Partition(None, 0.0, 0.0)
-        ahead = asdict(self._prefetcher.status())
+        ahead = self._prefetcher.status()
         figures = texts.plain(
             {
                 **texts.options_status(options),
-                **asdict(self._cache.status()),
+                **self._cache.status(),
                 "pid": context.supervisor_pid,
                 "uptime_s": steady_clock.now() - context.mounted_at_s,
                 "disk_bytes": self._content.file_bytes(),
                 "cache_dirs": self._content.disks(),
                 "known_files": self._catalogue.known_files(),
-                "source_bytes": survey.source_bytes if survey.done else None,
+                "source_bytes": self._capacity.measured_bytes,
                 "source_reachable": context.counters.source_reachable(),
                 "forms": self._cached_forms(),
                 **context.partition.status(view),
@@ -322,7 +321,7 @@ class Manager:
         forms = self._catalogue.forms
         looked_at = self._catalogue.looked_at(_LOOKED_AT)
         cached = Counter(form for inode, form in looked_at if self._content.has(ContentKey(inode)))
-        others = max(0, self._cache.status().samples - cached.total())
+        others = max(0, self._cache.samples - cached.total())
         # The length of a view is noted before the view is cached. Of views that are not looked at, most are the root's.
         cached[ORIGINAL if len(looked_at) < _LOOKED_AT else forms.shown] += others
         if len(looked_at) == _LOOKED_AT and forms.mixed:

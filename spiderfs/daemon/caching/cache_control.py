@@ -11,8 +11,7 @@ import contextlib
 import logging
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -48,37 +47,6 @@ LANDING_MOST_SHARE = 0.1
 OnAccess = Callable[[Access, bool], None]
 
 
-@dataclass(frozen=True)
-class SectionStatus:
-    bytes: int
-    entries: int
-
-
-@dataclass(frozen=True)
-class PinsStatus:
-    """How many files the user has pinned, cached or not, their bytes, and how many bytes there may be."""
-
-    files: int
-    bytes: int
-    limit_bytes: int
-
-
-@dataclass(frozen=True)
-class CacheStatus:
-    """The content of the cache now, in figures; `sections` begin with landing."""
-
-    capacity_bytes: int
-    used_bytes: int
-    entries: int
-    sections: Mapping[str, SectionStatus]
-    pins: PinsStatus
-
-    @property
-    def samples(self) -> int:
-        """How many files are cached as a whole, and partial samples that are landing."""
-        return self.entries - sum(self.sections[name].entries for name in (BLOCKS, PARTIALS) if name in self.sections)
-
-
 class CacheControl:
     def __init__(
         self,
@@ -106,20 +74,27 @@ class CacheControl:
         self._hub_limits = hub_limits or HubLimits()
         self.engine = Engine(self._made(policy), 0, 0, large_share, views, homes)
 
-    def status(self) -> CacheStatus:
+    def status(self) -> dict[str, Any]:
+        """The content of the cache in figures; `sections` begin with landing, and `pins` may not be cached."""
         usage, engine = self._content.usage(), self.engine
-        kept = {name: SectionStatus(size, engine.section_entries[name]) for name, size in engine.section_bytes.items()}
-        return CacheStatus(
-            capacity_bytes=usage.capacity_bytes,
-            used_bytes=usage.used_bytes,
-            entries=usage.landing_entries + usage.kept_entries,
-            sections={
-                LANDING: SectionStatus(usage.landing_bytes, usage.landing_entries),
-                **kept,
-                PARTIALS: SectionStatus(self.partials.bytes, len(self.partials)),
-            },
-            pins=PinsStatus(len(engine.pins), engine.pins.bytes, engine.pins_limit_bytes),
-        )
+        sections = {LANDING: (usage.landing_bytes, usage.landing_entries)}
+        sections |= {name: (size, engine.section_entries[name]) for name, size in engine.section_bytes.items()}
+        sections[PARTIALS] = self.partials.bytes, len(self.partials)
+        pins = {"files": len(engine.pins), "bytes": engine.pins.bytes, "limit_bytes": engine.pins_limit_bytes}
+        return {
+            "capacity_bytes": usage.capacity_bytes,
+            "used_bytes": usage.used_bytes,
+            "entries": usage.landing_entries + usage.kept_entries,
+            "sections": {name: {"bytes": size, "entries": count} for name, (size, count) in sections.items()},
+            "pins": pins,
+        }
+
+    @property
+    def samples(self) -> int:
+        """How many files are cached as a whole, and partial samples that are landing."""
+        usage = self._content.usage()
+        others = self.engine.section_entries.get(BLOCKS, 0) + len(self.partials)
+        return usage.landing_entries + usage.kept_entries - others
 
     # -- the life of a cache
 
@@ -432,14 +407,6 @@ def _unpacked(state: bytes | None) -> dict[str, Any]:
 _SOURCE_BYTES_FACT, _SOURCE_BYTES = "source bytes", struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class SurveyStatus:
-    """`source_bytes` is what was found so far, and the whole source once the survey is `done`."""
-
-    source_bytes: int
-    done: bool
-
-
 class CacheCapacity:
     """Gives the cache control the capacity, whenever the option changes or the survey knows the source better."""
 
@@ -450,54 +417,50 @@ class CacheCapacity:
         self._catalogue = catalogue
         self._lister = lister
         known = catalogue.fact(_SOURCE_BYTES_FACT)
-        self._survey = SurveyStatus(int(_SOURCE_BYTES.unpack(known)[0]) if known else 0, False)
+        # What was found of the source so far.
+        self._source_bytes: int = _SOURCE_BYTES.unpack(known)[0] if known else 0
+        self.measured_bytes: int | None = None
+        """The bytes of the whole source, once it was measured."""
         self._survey_is_needed = trio.Event()
         self._ask_for_survey()
-
-    def survey(self) -> SurveyStatus:
-        """What is known of the source's size."""
-        return self._survey
 
     @property
     def budget_bytes(self) -> int:
         """The capacity as far as it is known now."""
-        return self._capacity.budget_bytes(self._survey.source_bytes)
+        return self._capacity.budget_bytes(self._source_bytes)
 
     def change(self, options: Options) -> None:
         """Take over the option; raises StoreError, and then the capacity is as it was."""
-        self._cache.set_capacity(options.capacity.budget_bytes(self._survey.source_bytes))
+        self._cache.set_capacity(options.capacity.budget_bytes(self._source_bytes))
         self._capacity = options.capacity
         self._ask_for_survey()
-
-    async def run(self) -> None:
-        """Measure the source, once, as soon as the capacity is a share of it."""
-        await self._survey_is_needed.wait()
-        await self._measure()
 
     def _ask_for_survey(self) -> None:
         if self._capacity.unit == "percent":
             self._survey_is_needed.set()
 
-    async def _measure(self) -> None:
-        """Walk the whole source once, and follow each better estimate of the bytes of its regular files.
+    async def run(self) -> None:
+        """Walk the whole source once, as soon as the capacity is a share of it, and follow each better estimate.
 
-        The estimate of an earlier mount stands until this walk has found more, or has ended.
+        The walk also fills the catalogue. The estimate of an earlier mount stands until this one finds more, or ends.
         """
+        await self._survey_is_needed.wait()
         total = 0
         # A listing is not trusted only because it is young: each directory's mtime is compared once, if it has one.
         ttl_s = self._dir_ttl_s if self._lister.undated else -math.inf
         async for files in self._lister.walk(lambda directory: True, ttl_s):
             # Sparse files may have any size, and together more than 64 bits can hold.
             total = min(total + sum(file.version.size for file in files), MAX_SIZE)
-            if total > self._survey.source_bytes:
-                self._measured(total, done=False)
-        self._measured(total, done=True)
+            if total > self._source_bytes:
+                self._follow(total)
+        self.measured_bytes = total
+        self._follow(total)
 
-    def _measured(self, source_bytes: int, done: bool) -> None:
-        self._survey = SurveyStatus(source_bytes, done)
+    def _follow(self, source_bytes: int) -> None:
+        self._source_bytes = source_bytes
         try:
             self._cache.set_capacity(self.budget_bytes)
-            if done:
+            if self.measured_bytes is not None:
                 self._catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(source_bytes))
         except StoreError as exc:
             log.warning("%s: the capacity stays as it is", exc)

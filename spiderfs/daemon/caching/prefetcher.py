@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import trio
 
@@ -59,38 +59,6 @@ _LATELY_S = 0.5
 _READY = 64
 # How many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
-
-
-@dataclass(frozen=True)
-class PlanStatus:
-    """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of `opens` and `unseen`."""
-
-    trainer: int
-    list: str
-    epoch: int
-    dispatched: int
-    taken: int
-    length: int
-    epochs_ahead: int
-    trusted: bool
-    followed_share: float
-    samples_per_s: float
-    ready_samples: int
-    ready_s: float
-    window_samples: int
-    opens: int
-    unseen: int
-    late_share: float
-
-
-@dataclass(frozen=True)
-class PrefetcherStatus:
-    plans: tuple[PlanStatus, ...]
-    under_way: int
-    limit: int
-    most: int
-    latency_s: float
-    bytes_per_s: float
 
 
 class Prefetcher:
@@ -166,38 +134,35 @@ class Prefetcher:
         inode = next(filter(None, reader.epoch.keys), 0)
         return backend if extent_of(self._catalogue.path_of(inode)) is None else self._fetch  # type: ignore[arg-type]
 
-    def status(self) -> PrefetcherStatus:
+    def status(self) -> dict[str, Any]:
         concurrency = self._backend.concurrency
-        return PrefetcherStatus(
-            plans=tuple(self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()),
-            under_way=self._backend.under_way,
-            limit=concurrency.limit,
-            most=concurrency.most,
-            latency_s=concurrency.latency_s,
-            bytes_per_s=concurrency.bytes_per_s,
-        )
+        return {
+            "plans": [self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()],
+            "under_way": self._backend.under_way,
+            **{name: getattr(concurrency, name) for name in ("limit", "most", "latency_s", "bytes_per_s")},
+        }
 
-    def _plan_status(self, trainer: Hashable, name: str, reader: PlannedReader) -> PlanStatus:
-        assert isinstance(trainer, int)
+    def _plan_status(self, trainer: Hashable, name: str, reader: PlannedReader) -> dict[str, Any]:
+        """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of `opens` and `unseen`."""
         ready = self.ready_ahead(reader)
-        return PlanStatus(
-            trainer=trainer,
-            list=name,
-            epoch=reader.epoch.number,
-            dispatched=reader.dispatched,
-            taken=reader.taken,
-            length=len(reader.epoch),
-            epochs_ahead=len(reader.later),
-            trusted=reader.trusted,
-            followed_share=reader.followed_share,
-            samples_per_s=1 / reader.pace_s if len(reader.epoch) else 0.0,
-            ready_samples=ready,
-            ready_s=ready * reader.pace_s,
-            window_samples=self._backend_of(reader).window(reader),
-            opens=reader.opens,
-            unseen=reader.unseen_draws,
-            late_share=reader.late / max(1, reader.opens + reader.unseen_draws),
-        )
+        return {
+            "trainer": trainer,
+            "list": name,
+            "epoch": reader.epoch.number,
+            "dispatched": reader.dispatched,
+            "taken": reader.taken,
+            "length": len(reader.epoch),
+            "epochs_ahead": len(reader.later),
+            "trusted": reader.trusted,
+            "followed_share": reader.followed_share,
+            "samples_per_s": 1 / reader.pace_s if len(reader.epoch) else 0.0,
+            "ready_samples": ready,
+            "ready_s": ready * reader.pace_s,
+            "window_samples": self._backend_of(reader).window(reader),
+            "opens": reader.opens,
+            "unseen": reader.unseen_draws,
+            "late_share": reader.late / max(1, reader.opens + reader.unseen_draws),
+        }
 
     async def run(self) -> None:
         """Prefetch for ever."""

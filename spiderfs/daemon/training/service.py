@@ -48,7 +48,7 @@ from spiderfs.core.plans.schedule import Draw
 from spiderfs.core.policy import pinned_limit
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists, RedirectPublisher
-from spiderfs.daemon.training.job_datasets.job_accounts import JobAccounts, JobStatus
+from spiderfs.daemon.training.job_datasets.job_accounts import JobAccounts
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.several_nodes import RemotePlans, SeveralNodes
@@ -302,12 +302,15 @@ class Training:
         node = self._catalogue.known(access.inode) if access.where in FROM_THE_SOURCE else None
         return access if node is None else access._replace(size=node.version.size)
 
-    def jobs(self) -> tuple[JobStatus, ...]:
-        """One status for each job that has a trainer attached, with what it has read unseen until now."""
+    def jobs(self) -> list[dict[str, Any]]:
+        """One status for each job that has a trainer attached, with what it has read unseen until now.
+
+        `exchanged` samples were taken in the place of others that were not cached, which saved fetching `saved_bytes`.
+        """
         self.plans.report_unseen(steady_clock.now())
         statuses = self.accounts.statuses(self.trainers.attached(), self.feed.status(), steady_clock.now())
-        counted = [(status, self.plans.sharing.counts(status.job)) for status in statuses]
-        return tuple(replace(one, exchanged=its.exchanged, saved_bytes=its.saved_bytes) for one, its in counted)
+        counted = [(status, self.plans.sharing.counts(status["job"])) for status in statuses]
+        return [{**one, "exchanged": its.exchanged, "saved_bytes": its.saved_bytes} for one, its in counted]
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""

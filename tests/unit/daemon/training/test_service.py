@@ -514,10 +514,10 @@ async def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(
     await guide.plan(harness.trainer, planned([0, 1, 2]))
     guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
     guide.progressed(harness.trainer, Progress("train", 0, 3, 2))
-    assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
+    assert [job["page_cache_reads"] for job in harness.training.jobs()] == [0]
     later_s = steady_clock.now() + 2
     monkeypatch.setattr(steady_clock, "now", lambda: later_s)
-    assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
+    assert [job["page_cache_reads"] for job in harness.training.jobs()] == [2]
 
 
 async def test_plans_are_not_acted_on_while_the_option_is_off(harness: Harness) -> None:

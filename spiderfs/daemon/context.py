@@ -297,7 +297,7 @@ class MountContext:
         options = self.options
         deliver_to = kernel.descriptor if delivers else None
         longest = max(unknown_length(options.sample_max_bytes), BLOCK_BYTES)
-        makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
+        makers = MakerPool(options.view_workers, options.sample_max_bytes, int(options.view_megapixels * 1e6))
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
         originals: Source = self.source
@@ -502,7 +502,7 @@ def _fingerprint(options: Options, recipe: Recipe) -> bytes:
     # Where no view is used, no one waits until Pillow is imported.
     from spiderfs.views.making import fingerprint
 
-    return fingerprint(recipe, options.view_pixels, options.sample_max_bytes)
+    return fingerprint(recipe, int(options.view_megapixels * 1e6), options.sample_max_bytes)
 
 
 def _rows_of_processes(options: Options) -> int:

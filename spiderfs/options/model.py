@@ -111,11 +111,6 @@ def default_workers() -> int:
     return 1 if cores <= 4 else min(4, cores // 4)
 
 
-def default_view_workers() -> int:
-    """The default of the option view_workers: they run at the lowest priority, so they may have half of the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
-
-
 class OptionRow(NamedTuple):
     """One option as a person sees it; `value` is in the form that `-o` takes."""
 
@@ -294,7 +289,8 @@ class Options(BaseModel):
     view_workers: int = shown(
         "processes that make views, for each worker and for prefetches",
         2,
-        default_factory=default_view_workers,
+        # They run at the lowest priority.
+        default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2),
         ge=1,
         le=256,
         default_text="half of the cores",
@@ -464,124 +460,58 @@ class Options(BaseModel):
             values = {**values, "workers": 1}
         return values
 
-    @field_validator("workers")
+    @field_validator("*")
     @classmethod
-    def _check_workers(cls, workers: int, info: ValidationInfo) -> int:
-        if workers > 1 and info.data.get("binding") == "pyfuse3":
-            raise ValueError(
-                "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
-            )
-        return workers
-
-    @field_validator("memory_limit")
-    @classmethod
-    def _check_memory_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
-        if limit is not None and {"workers", "sample_max_bytes"} <= info.data.keys():
-            workers, size = info.data["workers"], info.data["sample_max_bytes"]
-            if limit < (least := least_limit(workers, size)):
-                raise ValueError(
-                    f"with workers={workers} and sample_max_bytes={format_size(size)}, the processes and a file in"
-                    f" flight in each need {format_size(least)}: write at least that, or lower one of the two"
-                )
-        return limit
-
-    @field_validator("immutable")
-    @classmethod
-    def _check_immutable(cls, immutable: bool, info: ValidationInfo) -> bool:
-        if immutable and info.data.get("binding") == "pyfuse3":
-            raise ValueError("pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel")
-        return immutable
-
-    @field_validator("radius")
-    @classmethod
-    def _check_radius(cls, radius: str | float, info: ValidationInfo) -> str | float:
-        if isinstance(radius, float) and radius > 2 and info.data.get("embeddings") == "unit":
-            raise ValueError("unit embeddings are 2 apart at most: give up to 2, or mount with -o embeddings=raw")
-        return radius
-
-    @field_validator("index")
-    @classmethod
-    def _check_index(cls, index: str, info: ValidationInfo) -> str:
-        if index == "cells" and info.data.get("embeddings") == "raw":
-            raise ValueError("cells hold unit embeddings: choose index=exact or hnsw, or leave out embeddings=raw")
-        return index
-
-    @field_validator("packages")
-    @classmethod
-    def _check_packages(cls, packages: str, info: ValidationInfo) -> str:
-        if packages != "off" and is_url(info.data.get("source", "")):
-            raise ValueError("packages are files in a directory, and an object store is only read: leave out packages")
-        return packages
-
-    @field_validator("names")
-    @classmethod
-    def _check_names(cls, names: Path | None, info: ValidationInfo) -> Path | None:
-        scheme = scheme_of(info.data.get("source", ""))
-        if names is not None and scheme in ("hf", "http", "https"):
-            raise ValueError(f"{scheme}:// has a list of its own: leave out names")
-        return names
-
-    @field_validator("archives")
-    @classmethod
-    def _check_archives(cls, archives: str, info: ValidationInfo) -> str:
-        if archives and info.data.get("packages") != "off":
-            raise ValueError("packages are made of files, and not of members of archives: leave out one of both")
-        return archives
-
-    @field_validator("view")
-    @classmethod
-    def _check_view(cls, view: str, info: ValidationInfo) -> str:
-        if view == NO_VIEW:
-            return view
-        known = {**READY, **info.data.get("views", {})}
-        if view not in known:
-            raise ValueError(f"there is no view {view}: choose one of {', '.join(known)}, or describe it with views")
-        if info.data.get("binding") == "pyfuse3":
-            raise ValueError("pyfuse3 cannot list files of an unknown size: leave out view, or binding=pyfuse3")
-        if info.data.get("packages") != "off":
-            raise ValueError("packages hold originals: leave out view, or packages")
-        return view
-
-    @field_validator("forms")
-    @classmethod
-    def _check_forms(cls, forms: str, info: ValidationInfo) -> str:
-        if forms not in (ONE_FORM, AUTO) and Split.parse(forms).decoded and info.data.get("view") == NO_VIEW:
-            raise ValueError("the second percent is that of views: write 0 there, or choose a view with view=NAME")
-        return forms
-
-    @field_validator("peers")
-    @classmethod
-    def _check_peers(cls, peers: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        if peers and info.data.get("view") != NO_VIEW:
-            raise ValueError("nodes give each other originals, and the root shows a view: leave out view, or peers")
-        return peers
-
-    @field_validator("peer_self")
-    @classmethod
-    def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
-        peers = info.data.get("peers", {})
-        if data_set_of(peers):
-            return own
-        host = as_named(own).host
-        if own and own not in peers and not (is_address(host) and at_address(live_name(peers), host).url == own):
-            raise ValueError("peers does not name this node: write it there too, in the same way")
-        return own
-
-    @field_validator("cluster")
-    @classmethod
-    def _check_cluster(cls, server: str, info: ValidationInfo) -> str:
-        if not server and data_set_of(info.data.get("peers", {})):
-            raise ValueError("peers needs a server by which nodes find each other: write cluster=redis://n1:6379")
-        return server
-
-    @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
-    @classmethod
-    def _check_is_for_stores(cls, value: str | bool, info: ValidationInfo) -> str | bool:
-        scheme, setting = scheme_of(info.data.get("source", "")), str(info.field_name).removeprefix("source_")
-        if value and setting not in OPENERS[scheme].settings:
-            known = " and ".join(f"{kind}://" for kind, opener in OPENERS.items() if setting in opener.settings)
-            source = f"{scheme}://" if scheme else "a directory"
-            raise ValueError(f"this is for {known}, and the source is {source}: leave it out")
+    def _check_beside_others(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raise ValueError if the value does not go with those of the fields above."""
+        of, reason, has_view = info.data, "", info.field_name == "view" and value != NO_VIEW
+        is_native, scheme = of.get("binding") != "pyfuse3", scheme_of(of.get("source", ""))
+        setting = str(info.field_name).removeprefix("source_")
+        match info.field_name:
+            case "workers" if value > 1 and not is_native:
+                reason = "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
+            case "memory_limit" if value is not None and {"workers", "sample_max_bytes"} <= of.keys():
+                workers, size = of["workers"], of["sample_max_bytes"]
+                if value < (least := least_limit(workers, size)):
+                    reason = (
+                        f"with workers={workers} and sample_max_bytes={format_size(size)}, the processes and a file in"
+                        f" flight in each need {format_size(least)}: write at least that, or lower one of the two"
+                    )
+            case "immutable" if value and not is_native:
+                reason = "pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel"
+            case "radius" if isinstance(value, float) and value > 2 and of.get("embeddings") == "unit":
+                reason = "unit embeddings are 2 apart at most: give up to 2, or mount with -o embeddings=raw"
+            case "index" if value == "cells" and of.get("embeddings") == "raw":
+                reason = "cells hold unit embeddings: choose index=exact or hnsw, or leave out embeddings=raw"
+            case "packages" if value != "off" and is_url(of.get("source", "")):
+                reason = "packages are files in a directory, and an object store is only read: leave out packages"
+            case "names" if value is not None and scheme in ("hf", "http", "https"):
+                reason = f"{scheme}:// has a list of its own: leave out names"
+            case "archives" if value and of.get("packages") != "off":
+                reason = "packages are made of files, and not of members of archives: leave out one of both"
+            case "view" if has_view and value not in (known := {**READY, **of.get("views", {})}):
+                reason = f"there is no view {value}: choose one of {', '.join(known)}, or describe it with views"
+            case "view" if has_view and not is_native:
+                reason = "pyfuse3 cannot list files of an unknown size: leave out view, or binding=pyfuse3"
+            case "view" if has_view and of.get("packages") != "off":
+                reason = "packages hold originals: leave out view, or packages"
+            case "forms" if value not in (ONE_FORM, AUTO) and Split.parse(value).decoded and of.get("view") == NO_VIEW:
+                reason = "the second percent is that of views: write 0 there, or choose a view with view=NAME"
+            case "peers" if value and of.get("view") != NO_VIEW:
+                reason = "nodes give each other originals, and the root shows a view: leave out view, or peers"
+            case "peer_self" if value and not data_set_of(peers := of.get("peers", {})) and value not in peers:
+                host = as_named(value).host
+                if not (is_address(host) and at_address(live_name(peers), host).url == value):
+                    reason = "peers does not name this node: write it there too, in the same way"
+            case "cluster" if not value and data_set_of(of.get("peers", {})):
+                reason = "peers needs a server by which nodes find each other: write cluster=redis://n1:6379"
+            case "source_endpoint" | "source_region" | "source_profile" | "source_anonymous" | "source_requester_pays":
+                if value and setting not in OPENERS[scheme].settings:
+                    kinds = " and ".join(f"{kind}://" for kind, opener in OPENERS.items() if setting in opener.settings)
+                    source = f"{scheme}://" if scheme else "a directory"
+                    reason = f"this is for {kinds}, and the source is {source}: leave it out"
+        if reason:
+            raise ValueError(reason)
         return value
 
     @property
@@ -618,11 +548,6 @@ class Options(BaseModel):
         """The name of the view that the root shows, or ORIGINAL."""
         return ORIGINAL if self.view == NO_VIEW else self.view
 
-    @property
-    def view_pixels(self) -> int:
-        """Images with more pixels have no view."""
-        return int(self.view_megapixels * 1e6)
-
     @classmethod
     def load(
         cls,
@@ -649,8 +574,11 @@ class Options(BaseModel):
                 field = _field_of(name, origin)
                 values[field], origins[field] = setting, origin
         for name, value in options_in(cli):
-            field = _field_of(name, "")
-            values[field], origins[field] = _value_of(field, name, value), ""
+            info = cls.model_fields[field := _field_of(name, "")]
+            # Only a switch may come without a value, which means `on`.
+            if value is None and info.annotation is not bool:
+                raise ConfigError(f"{name} needs a value: write it like {name}={(info.examples or [''])[0]}")
+            values[field], origins[field] = value if value is not None else "on", ""
         for field, path in zip(ARGUMENTS, (source, mountpoint), strict=True):
             if path is not None:
                 values[field], origins[field] = path, ""
@@ -747,16 +675,6 @@ def _field_of(name: str, origin: str) -> str:
     near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]}?" if near else "'spiderfs mount --help' lists them all"
     raise ConfigError(f"{origin}unknown option {_one_line(name)}: {remedy}")
-
-
-def _value_of(field: str, name: str, value: str | None) -> str:
-    """The value of an option of `-o`; only a switch may come without one, which means `on`."""
-    info = Options.model_fields[field]
-    if value is not None:
-        return value
-    if info.annotation is bool:
-        return "on"
-    raise ConfigError(f"{name} needs a value: write it like {name}={(info.examples or [''])[0]}")
 
 
 def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Options:

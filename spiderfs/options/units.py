@@ -14,22 +14,9 @@ from fractions import Fraction
 from typing import Literal
 
 # K, M, G and T alone are binary units, as in dd(1) and in the option `size=` of tmpfs (mount(8)).
-SIZE_UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+SIZE_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    SIZE_UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
 
 # A size is written in one of these units that divides it, so that nothing is rounded.
 WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")

@@ -83,11 +83,8 @@ def place_of(mount: Mount) -> str:
 
 def daemon_of(mount: Mount) -> int:
     """The pid of the daemon that serves without a mount; raises OSError if there is none."""
-    connection = Connection(mount.mountpoint)
-    try:
+    with contextlib.closing(Connection(mount.mountpoint)) as connection:
         return connection.peer.pid
-    finally:
-        connection.close()
 
 
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -312,12 +312,8 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
         else:
             if fetched is not None:
                 _print_fetched(fetched)
-            files, size, most = (
-                counted(pins["files"], "file"),
-                round_size(pins["bytes"]),
-                round_size(pins["limit_bytes"]),
-            )
-            click.echo(f"{files} pinned, {size} of at most {most}, half of the room for kept files")
+            of = f"{round_size(pins['bytes'])} of at most {round_size(pins['limit_bytes'])}"
+            click.echo(f"{counted(pins['files'], 'file')} pinned, {of}, half of the room for kept files")
         if fetched is not None:
             _check(mount, fetched.warming)
 

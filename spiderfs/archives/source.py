@@ -378,8 +378,7 @@ class ArchiveSource:
         self.indices = Indices(inner, directory, indexers)
         self._suffixes = tuple(b"." + kind.encode() for kind in kinds)
         self._beginnings: dict[tuple[bytes, Version, int], tuple[int, float]] = {}
-        self.undated_directories = inner.undated_directories
-        self.statvfs = inner.statvfs
+        self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
 
     # -- the contract of a source
 

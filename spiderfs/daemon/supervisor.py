@@ -108,8 +108,7 @@ class Deaths:
         workers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._counters = counters
-        self._resent = resent
+        self._counters, self._resent = counters, resent
         self._workers = range(workers)
         self._clock = clock
         self._restarts = Restarts(workers, DEATHS)
@@ -277,11 +276,8 @@ class Supervisor:
         `other_locks`: those of its directories on other disks.
         """
         self._lock, self._other_locks = lock, other_locks
-        self._log_place = log_place
-        self._start_log = start_log
-        self._context = context
-        self._kernel = kernel
-        self._connection = connection
+        self._log_place, self._start_log, self._context = log_place, start_log, context
+        self._kernel, self._connection = kernel, connection
         self._guard = Guard(connection, lock)
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or MANAGER

@@ -44,8 +44,7 @@ class LoaderProcess:
 
     def __init__(self, process: subprocess.Popen[str], named: str) -> None:
         """Raises UsageError if there is no such function."""
-        self._process = process
-        self._named = named
+        self._process, self._named = process, named
         # Until it has imported what it needs, SIGINT would make it print where it was.
         self._interrupt = signal.SIGTERM
         self._answer()

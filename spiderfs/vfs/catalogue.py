@@ -126,8 +126,7 @@ class _Rows:
     """The rows to write of a directory, once the source has answered a question about it."""
 
     def __init__(self, parent: Node, asked_at: float, clock: Callable[[], float]) -> None:
-        self.parent = parent
-        self.asked_at = asked_at
+        self.parent, self.asked_at = parent, asked_at
         self.answered_at = clock()
         self._now = clock
         self.rows: list[Row] = []

@@ -304,9 +304,7 @@ class Control:
     """Serves the directory; all workers share the snapshots and the log in `run`."""
 
     def __init__(self, channel: ControlChannel, run: RunLayout, owner_uid: int, worker: int) -> None:
-        self._channel = channel
-        self._run = run
-        self._owner_uid = owner_uid
+        self._channel, self._run, self._owner_uid = channel, run, owner_uid
         self._snapshots = Snapshots(run, owner_uid, worker)
 
     @property

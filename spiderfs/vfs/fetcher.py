@@ -54,8 +54,7 @@ class ShownViews:
     """
 
     def __init__(self, catalogue: Catalogue, longest_bytes: int) -> None:
-        self._catalogue = catalogue
-        self._longest_bytes = longest_bytes
+        self._catalogue, self._longest_bytes = catalogue, longest_bytes
 
     def is_unknown(self, found: SourceStat, settles_at: float, now: float) -> bool:
         """Whether the size of what is shown for this file is not known yet."""
@@ -242,8 +241,7 @@ class Fetched:
 
     def __init__(self, payload: bytes, where: int | None = None, by_another: bool = False) -> None:
         """`by_another`: another process has fetched them."""
-        self.payload = payload
-        self._claimed = by_another
+        self.payload, self._claimed = payload, by_another
         self._where: int | StoreCorrupt | None = where
         self._to_tell: list[Callable[[int], None]] = []
         self._event = trio.Event()
@@ -311,16 +309,12 @@ class Fetcher:
         self._views = views
         self._unstored = unstored or UnstoredBytes()
         self._lately = lately or UnstoredBytes(memory.recent)
-        self.caught_up = caught_up
-        self._now = clock
-        self._client = client
+        self.caught_up, self._now, self._client = caught_up, clock, client
         self._flights = SingleFlight(client.timeouts)
-        self._content = content
-        self._fetch_lock = fetch_lock
+        self._content, self._fetch_lock = content, fetch_lock
         # Threads that wait for fetches of other processes; a reader that finds no thread free waits for one.
         self._waiting_threads = trio.CapacityLimiter(_WAITING_THREADS)
-        self._full_disk = full_disk
-        self._counters = counters
+        self._full_disk, self._counters = full_disk, counters
         self._transit = Transit(memory.transit)
         self._alone = alone
         self._landing = Landing(content, GATHER_S if alone else 0.0, memory.landing, in_flight)

@@ -50,8 +50,7 @@ class ImmutableFilesystem(Filesystem):
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)
-        self._doubt = doubt
-        self._pusher_threads = pusher_threads
+        self._doubt, self._pusher_threads = doubt, pusher_threads
         # Attributes of the directories that are no names of the source.
         self._fixed: dict[int, SourceStat] = {}
         self._reported: set[int] = set()

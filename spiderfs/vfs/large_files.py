@@ -355,11 +355,8 @@ class ReadAhead:
         parts: Parts | None = None,
     ) -> None:
         """A window has `depth_blocks` at first, and grows where `parts` bring it."""
-        self.parts = parts
-        self._nursery = nursery
-        self._fetcher = fetcher
-        self._counters = counters
-        self._depth_blocks = depth_blocks
+        self.parts, self._nursery, self._fetcher = parts, nursery, fetcher
+        self._counters, self._depth_blocks = counters, depth_blocks
         # by inode
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._started = 0

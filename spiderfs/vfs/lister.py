@@ -61,8 +61,7 @@ class Lister:
 
         `mountpoint` is the absolute path at which readers see the root: a link may lead there.
         """
-        self._catalogue = catalogue
-        self._client = client
+        self._catalogue, self._client = catalogue, client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
         self.undated = client.source.undated_directories
@@ -432,9 +431,7 @@ class WalkAhead:
     """
 
     def __init__(self, nursery: trio.Nursery, client: SourceClient, catalogue: Catalogue, lister: Lister) -> None:
-        self._nursery = nursery
-        self._client = client
-        self._catalogue = catalogue
+        self._nursery, self._client, self._catalogue = nursery, client, catalogue
         self._lister = lister
         self._slots = trio.CapacityLimiter(lister.at_once)
         self._walks: OrderedDict[int, _Walk] = OrderedDict()

@@ -121,9 +121,7 @@ class Redirects:
         pushed: Container[int] = (),
     ) -> None:
         """`pushed`: the inodes that the kernel has for their readers, whether the store has them or not."""
-        self._records = records
-        self._reads = reads
-        self._clock = clock
+        self._records, self._reads, self._clock = records, reads, clock
         self._pushed = pushed
         self._trainers: list[Attached] = []
         self._identities: dict[int, Identity] = {}

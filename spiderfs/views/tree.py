@@ -97,8 +97,7 @@ class Forms:
         """Whether the root shows that view of some files, and the others as originals."""
         self.linked = "" if self.mixed else self.shown
         """The form whose name is a link to the root; empty if there is none."""
-        self.mounted_at_s = mounted_at_s
-        self._fingerprint_of = fingerprint
+        self.mounted_at_s, self._fingerprint_of = mounted_at_s, fingerprint
         self._fingerprints: dict[str, bytes] = {ORIGINAL: b""}
 
     @property
@@ -155,11 +154,8 @@ class TreeSource:
     """
 
     def __init__(self, inner: Source, forms: Forms, hidden: Container[bytes] = ()) -> None:
-        self._inner = inner
-        self._forms = forms
-        self._hidden = hidden
-        self.undated_directories = inner.undated_directories
-        self.statvfs = inner.statvfs
+        self._inner, self._forms, self._hidden = inner, forms, hidden
+        self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
         self.read_present, self.readlink = self._at_place(inner.read_present), self._at_place(inner.readlink)
         self.listxattr, self.getxattr = self._at_place(inner.listxattr), self._at_place(inner.getxattr)
 
@@ -207,8 +203,7 @@ class ViewSource(TreeSource):
     ) -> None:
         """`count` gets the name of a counter, from one thread at a time."""
         super().__init__(inner, forms)
-        self._makers = makers
-        self._longest_bytes = longest_bytes
+        self._makers, self._longest_bytes = makers, longest_bytes
         self._unknown_length = unknown_length(longest_bytes)
         self._count = count
         self._counting = threading.Lock()
@@ -284,9 +279,7 @@ class MakerPool:
 
     def __init__(self, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S) -> None:
         self._slot_bytes = max(longest_bytes, _LEAST_SLOT_BYTES)
-        self._most_pixels = most_pixels
-        self._patience_s = patience_s
-        self._makers = makers
+        self._most_pixels, self._patience_s, self._makers = most_pixels, patience_s, makers
         self._free, self._slow = threading.Semaphore(makers), threading.Semaphore(makers)
         # The maker that worked last works next: its memory is in the processor's cache.
         self._idle: list[_Maker] = []

@@ -61,9 +61,7 @@ class CacheControl:
         homes: Homes | None = None,
     ) -> None:
         """`note` is called with what the engine is given beside accesses."""
-        self._content = content
-        self._note = note
-        self._counters = counters
+        self._content, self._note, self._counters = content, note, counters
         self.partials = Partials(partials_share)
         self._capacity_bytes = 0
         # What the engine leaves free for landing.
@@ -411,11 +409,8 @@ class CacheCapacity:
     """Gives the cache control the capacity, whenever the option changes or the survey knows the source better."""
 
     def __init__(self, options: Options, cache: CacheControl, catalogue: Catalogue, lister: Lister) -> None:
-        self._capacity = options.capacity
-        self._dir_ttl_s = options.dir_ttl
-        self._cache = cache
-        self._catalogue = catalogue
-        self._lister = lister
+        self._capacity, self._dir_ttl_s, self._cache = options.capacity, options.dir_ttl, cache
+        self._catalogue, self._lister = catalogue, lister
         known = catalogue.fact(_SOURCE_BYTES_FACT)
         # What was found of the source so far.
         self._source_bytes: int = _SOURCE_BYTES.unpack(known)[0] if known else 0
@@ -494,11 +489,8 @@ class Superseded:
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         """`on_superseded` gets each inode that is not current, and its path, before the catalogue forgets it."""
-        self._catalogue = catalogue
-        self._content = content
-        self._cache = cache
-        self._on_superseded = on_superseded
-        self._now = clock
+        self._catalogue, self._content, self._cache = catalogue, content, cache
+        self._on_superseded, self._now = on_superseded, clock
         self._after = 0
 
     async def run(self) -> None:

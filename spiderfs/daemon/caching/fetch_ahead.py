@@ -182,9 +182,7 @@ class FetchAhead:
         size_of: Callable[[int], int] = lambda inode: 0,
     ) -> None:
         """At most `most` requests are made at a time, and `first` at first; by `batches`, if there are any."""
-        self._cache = cache
-        self._fetcher = fetcher
-        self._neighbours = neighbours
+        self._cache, self._fetcher, self._neighbours = cache, fetcher, neighbours
         self._batches = batches
         self.concurrency = Concurrency(most, first)
         self._windows: dict[PlannedReader, Window] = {}

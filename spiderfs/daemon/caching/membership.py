@@ -44,9 +44,7 @@ LEAVE_S = 1.0
 class Membership:
     def __init__(self, members: Members | None, options: Options, rehomed: Callable[[], None]) -> None:
         """`members`: those that all processes share, None without `peers`; `rehomed` is called when homes move."""
-        self._members = members
-        self._rehomed = rehomed
-        self._options = options
+        self._members, self._rehomed, self._options = members, rehomed, options
         # A manager before this one has had answers too.
         known = members.nodes() if members is not None else []
         self._found = {node.url: node for node in known if node is not None}

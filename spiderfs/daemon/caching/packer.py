@@ -108,14 +108,9 @@ class Packer:
         package_bytes: int = PACKAGE_BYTES,
         rng: random.Random | None = None,
     ) -> None:
-        self._cache = cache
-        self._catalogue = supply.catalogue
-        self._fetcher = supply.fetcher
-        self._client = supply.client
-        self._source = source
-        self._content = supply.content
-        self._counters = supply.counters
-        self._directory = directory
+        self._cache, self._catalogue, self._fetcher = cache, supply.catalogue, supply.fetcher
+        self._client, self._source, self._content = supply.client, source, supply.content
+        self._counters, self._directory = supply.counters, directory
         self._package_bytes = package_bytes
         self._packages: dict[bytes, _Package] = {}
         self._packed: set[int] = set()

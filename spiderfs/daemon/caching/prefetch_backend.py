@@ -140,8 +140,7 @@ class BackgroundRate:
 
     def __init__(self, bytes_per_s: int, clock: Callable[[], float] = trio.current_time) -> None:
         """No bytes a second: there is no limit."""
-        self.bytes_per_s = bytes_per_s
-        self._clock = clock
+        self.bytes_per_s, self._clock = bytes_per_s, clock
         # When all that was begun would have come at this rate.
         self._done_s = -math.inf
 

@@ -88,14 +88,10 @@ class Prefetcher:
         """
         self._cache = cache
         self._schedule = cache.engine.schedule
-        self._catalogue = supply.catalogue
-        self._fetcher = supply.fetcher
-        self._content = supply.content
-        self._counters = supply.counters
-        self._sample_max_bytes = options.sample_max_bytes
-        self._wakeup = wakeup
-        self._reachable = reachable
-        self._has_substitute = has_substitute
+        self._catalogue, self._fetcher = supply.catalogue, supply.fetcher
+        self._content, self._counters = supply.content, supply.counters
+        self._sample_max_bytes, self._wakeup = options.sample_max_bytes, wakeup
+        self._reachable, self._has_substitute = reachable, has_substitute
         self._fetched_ahead = fetched_ahead
         self.rate = BackgroundRate(options.background_bandwidth)
         """That of all that no reader waits for; others who fetch such files keep to it too."""

@@ -92,12 +92,8 @@ class Pusher:
         answered: Callable[[int, int], None],
         lost: Callable[[], None],
     ) -> None:
-        self._mountpoint = mountpoint
-        self._at_a_time = at_a_time
-        self._threads = threads
-        self._patience_s = patience_s
-        self._answered = answered
-        self._lost = lost
+        self._mountpoint, self._at_a_time, self._threads = mountpoint, at_a_time, threads
+        self._patience_s, self._answered, self._lost = patience_s, answered, lost
         self._needed = trio.Event()
         self._orders: trio.socket.SocketType | None = None
         self._mount_path = os.path.join(os.fsencode(mountpoint), b"")
@@ -332,8 +328,7 @@ class PushAhead:
         most_bytes: int,
     ) -> None:
         """At most `most` pushes wait for the source at a time; `fetch` fetches what the store is to keep."""
-        self._fetch = fetch
-        self._asks_for_names = asks_for_names
+        self._fetch, self._asks_for_names = fetch, asks_for_names
         # What is being fetched: all samples, and those of them with a request of their own, the first of chunks.
         self._coming: set[int] = set()
         self._requested: set[int] = set()
@@ -345,8 +340,7 @@ class PushAhead:
         # How long an order, or any other request of the pusher, may take at a source that hangs.
         self._patience_s = options.source_timeout_s + _LOST_S
         self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._patience_s, self._answered, self._lost)
-        self._counters = counters
-        self._engine = cache.engine
+        self._counters, self._engine = counters, cache.engine
         self._most_bytes = min(most_bytes, int(memory_bytes() * MEMORY_SHARE))
         self._orders: dict[int, _Order] = {}
         self._fetching = self._requests = self.waiting_bytes = 0

@@ -160,13 +160,9 @@ class Warmer:
     """
 
     def __init__(self, supply: Supply, sample_max_bytes: int, note: Note, rate: BackgroundRate) -> None:
-        self._catalogue = supply.catalogue
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
-        self._content = supply.content
-        self._counters = supply.counters
-        self._sample_max_bytes = sample_max_bytes
-        self._note = note
+        self._catalogue, self._lister = supply.catalogue, supply.lister
+        self._fetcher, self._content = supply.fetcher, supply.content
+        self._counters, self._sample_max_bytes, self._note = supply.counters, sample_max_bytes, note
         self._rate = rate
         self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], CacheControl | None]](MAX_WAITING)
         self._work = trio.CancelScope()

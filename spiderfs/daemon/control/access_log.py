@@ -31,9 +31,7 @@ WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncache
 
 class AccessLog:
     def __init__(self, run: RunLayout, enabled: bool, path_of: Callable[[int], bytes]) -> None:
-        self._file = run.access_log
-        self._wanted = run.access_log_wanted
-        self._enabled = enabled
+        self._file, self._wanted, self._enabled = run.access_log, run.access_log_wanted, enabled
         self._path_of = path_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)

@@ -49,9 +49,7 @@ class LiveOptions:
         policy_changed: Callable[[], Awaitable[None]],
     ) -> None:
         """`components` take a change over in this order. `policy_changed` comes last, and may take seconds."""
-        self.current = options
-        self._publish = publish
-        self._components = components
+        self.current, self._publish, self._components = options, publish, components
         self._policy_changed = policy_changed
         self._changing = trio.Lock()
         self._is_behind = False
@@ -114,8 +112,7 @@ Act = Callable[[bytes], Awaitable[None]]
 
 class ControlTable:
     def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act]) -> None:
-        self._renders = renders
-        self._acts = acts
+        self._renders, self._acts = renders, acts
         self.last_refusal = ""
         """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
         self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)

@@ -60,9 +60,7 @@ class Sharing:
     """`chance` gives random numbers from 0 up to, but not including, 1. `cacheable` is as in `SharedList`."""
 
     def __init__(self, engine: Engine, chance: Callable[[], float], cacheable: Callable[[Key], bool]) -> None:
-        self._engine = engine
-        self._chance = chance
-        self._cacheable = cacheable
+        self._engine, self._chance, self._cacheable = engine, chance, cacheable
         self._digests: dict[Rank, str] = {}
         self._exchanging: dict[Rank, _Exchanging] = {}
         self._before: dict[str, Exchanged] = {}
@@ -222,11 +220,8 @@ class Plans:
         read_unseen: Callable[[Sequence[tuple[int, int]]], None],
         size_of: Callable[[int], int],
     ) -> None:
-        self._cache = cache
-        self._feed = feed
-        self._wake_prefetcher = wake_prefetcher
-        self._read_unseen = read_unseen
-        self._size_of = size_of
+        self._cache, self._feed, self._wake_prefetcher = cache, feed, wake_prefetcher
+        self._read_unseen, self._size_of = read_unseen, size_of
         self._sample_max_bytes = options.sample_max_bytes
         self.sharing = Sharing(cache.engine, random.Random().random, self._cacheable)
         # In an immutable mount the kernel opens files without asking.

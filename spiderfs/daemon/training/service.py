@@ -77,9 +77,7 @@ class Pinboard:
     """
 
     def __init__(self, catalogue: Catalogue, cache: CacheControl, feed: PolicyFeed, job_datasets: JobDatasets) -> None:
-        self._catalogue = catalogue
-        self._job_datasets = job_datasets
-        self._cache = cache
+        self._catalogue, self._job_datasets, self._cache = catalogue, job_datasets, cache
         self._feed = feed
         self._pins: dict[tuple[Trainer, str], tuple[JobDataset, list[int]]] = {}
         # The bytes of each job dataset's pins that the policy has.
@@ -195,8 +193,7 @@ class Training:
             options.sample_max_bytes,
             options.mountpoint,
         )
-        self._counters = supply.counters
-        self._immutable = options.immutable
+        self._counters, self._immutable = supply.counters, options.immutable
         self._workers_know = workers_know
         self._gives_substitutes = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes

@@ -89,9 +89,7 @@ class Declaring:
     """The lists that one connection declares: at most `lists` of them, each of at most `list_bytes`."""
 
     def __init__(self, lists: int, list_bytes: int, together: DeclaredBytes) -> None:
-        self._lists = lists
-        self._list_bytes = list_bytes
-        self._together = together
+        self._lists, self._list_bytes, self._together = lists, list_bytes, together
         self._held = 0
         # Bytes of each list since its first chunk; None if the list was refused.
         self._read: dict[str, int | None] = {}
@@ -212,9 +210,7 @@ class Backlog:
         self, items: int, batch_bytes: int, oldest: Mapping[str, Oldest | None], declaring: Container[str]
     ) -> None:
         """`oldest` has, by its list's name, what chooses rows that stay; lists in `declaring` are being declared."""
-        self._limit = items
-        self._limit_bytes = batch_bytes
-        self._oldest = oldest
+        self._limit, self._limit_bytes, self._oldest = items, batch_bytes, oldest
         self._declaring = declaring
         self._items: deque[Message | Run] = deque()
         self._held_bytes = 0
@@ -416,11 +412,8 @@ class Connection:
         declared_bytes: DeclaredBytes,
         partials: PartialKeeper | None = None,
     ) -> None:
-        self.stream = stream
-        self._partials = partials
-        self._sink = sink
-        self._count = count
-        self._limits = limits
+        self.stream, self._partials, self._sink = stream, partials, sink
+        self._count, self._limits = count, limits
         self._decoder = Decoder(limits.message)
         self._answering = trio.Lock()
         self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
@@ -702,9 +695,7 @@ class HookServer:
         partials: PartialKeeper | None = None,
     ) -> None:
         """Without `partials`, loaders are refused as by a daemon that knows nothing of them."""
-        self._sink = sink
-        self._partials = partials
-        self._count = count
+        self._sink, self._partials, self._count = sink, partials, count
         self._limits = limits
         self._connections = 0
         self.declared_bytes = DeclaredBytes(limits.declared_bytes)

@@ -58,8 +58,7 @@ class PartialKeeper:
 
     def __init__(self, content: Content, cache: CacheControl, most_bytes: int) -> None:
         """`most_bytes` is the size of the largest sample that is taken."""
-        self._content = content
-        self._cache = cache
+        self._content, self._cache = content, cache
         self._connections: Counter[str] = Counter()
         self._turns: dict[str, SharedTurns] = {}
         self._jobs: Counter[tuple[str, str]] = Counter()

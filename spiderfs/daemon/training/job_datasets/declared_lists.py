@@ -108,9 +108,7 @@ class RedirectPublisher:
     """
 
     def __init__(self, feed: PolicyFeed, records: Records, job_datasets: JobDatasets) -> None:
-        self._feed = feed
-        self._records = records
-        self._job_datasets = job_datasets
+        self._feed, self._records, self._job_datasets = feed, records, job_datasets
         self._publishing = trio.Lock()
 
     def begin(self) -> None:
@@ -186,14 +184,9 @@ class DeclaredLists:
         self._sample_max_bytes, self._mountpoint = sample_max_bytes, mountpoint
         # Lists of ranges that are in memory; "": perhaps some that an earlier manager of this mount had; `_LEARNING`.
         self._of_ranges = {""}
-        self._began_s = math.inf
-        self._cache = cache
-        self._feed = feed
-        self._job_datasets = job_datasets
-        self._trainers = trainers
-        self._scoring = scoring
-        self._redirects = redirects
-        self._scores_directory = scores_directory
+        self._began_s, self._cache, self._feed = math.inf, cache, feed
+        self._job_datasets, self._trainers, self._scoring = job_datasets, trainers, scoring
+        self._redirects, self._scores_directory = redirects, scores_directory
         # The time at which each job dataset was first found without a trainer. One that is being declared counts as
         # used.
         self._unused_since: dict[str, float] = {}

@@ -108,8 +108,7 @@ class _Account:
 class JobAccounts:
     def __init__(self, planned: Callable[[int, int], bool] = lambda trainer, inode: False, unix_s: float = 0.0) -> None:
         """`planned`: whether a trainer follows a plan that names a sample. `unix_s` is the time at second 0."""
-        self._planned = planned
-        self._unix_s = unix_s
+        self._planned, self._unix_s = planned, unix_s
         self._epochs: deque[_Epoch] = deque(maxlen=_KEPT_EPOCHS)
         self._accounts: dict[str, _Account] = {}
         # Events of a trainer may come after it has left; its number is given to another one much later.

@@ -36,8 +36,7 @@ _MAX_NUMBER = 0xFFFF
 
 class JobDataset:
     def __init__(self, number: int, job_id: str, known_list: KnownList, scores_directory: Path) -> None:
-        self.number = number
-        self.job_id = job_id
+        self.number, self.job_id = number, job_id
         self.job_dataset_id = job_dataset_id_of(job_id, known_list.digest)
         self.list = known_list
         """Another one with the same digest takes its place when its files have changed (`DeclaredLists`)."""

@@ -74,11 +74,8 @@ class BatchScoring:
         recording: Recording | None,
         nodes: SeveralNodes,
     ) -> None:
-        self._cache = cache
-        self._feed = feed
-        self._job_datasets = job_datasets
-        self._counters = counters
-        self._scores_directory = scores_directory
+        self._cache, self._feed, self._job_datasets = cache, feed, job_datasets
+        self._counters, self._scores_directory = counters, scores_directory
         self._options = ScorerOptions(
             options.neighbours,
             options.radius,
@@ -86,8 +83,7 @@ class BatchScoring:
             embeddings=options.embeddings,
             index=options.index,
         )
-        self._recording = recording
-        self._nodes = nodes
+        self._recording, self._nodes = recording, nodes
         self._records_embeddings = options.trace_embeddings
         self._served_samples = ServedSamples()
         self._one_at_a_time = trio.CapacityLimiter(1)

@@ -128,12 +128,8 @@ class RemotePlans:
         counters: Counters,
         followed: Callable[[], bool],
     ) -> None:
-        self._link = link
-        self._homes = homes
-        self._engine = engine
-        self._job_datasets = job_datasets
-        self._counters = counters
-        self._followed = followed
+        self._link, self._homes, self._engine = link, homes, engine
+        self._job_datasets, self._counters, self._followed = job_datasets, counters, followed
         self._outgoing: dict[Reader, _OutgoingPlan] = {}
         self._queues: dict[str, _Queue] = {}
         self._to_send = trio.Event()
@@ -441,9 +437,7 @@ class _Job:
 class SeveralNodes:
     def __init__(self, link: Link | None, job_datasets: JobDatasets, trainers: Trainers, counters: Counters) -> None:
         """Without a `link` nothing is sent and nothing received."""
-        self._link = link
-        self._job_datasets = job_datasets
-        self._trainers = trainers
+        self._link, self._job_datasets, self._trainers = link, job_datasets, trainers
         self._counters = counters
         # The job datasets of which another node's scores have come.
         self._scored_remotely: set[str] = set()

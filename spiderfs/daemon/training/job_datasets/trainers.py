@@ -31,8 +31,7 @@ class Trainers:
 
         `has_substitutes` says whether the policy has any; call `self.publish` when it says something else.
         """
-        self._publish = publish
-        self._has_substitutes = has_substitutes
+        self._publish, self._has_substitutes = publish, has_substitutes
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
         # By job: the rank that has ended an epoch for it, and that epoch's number.

@@ -380,8 +380,6 @@ class ArchiveSource:
         self._beginnings: dict[tuple[bytes, Version, int], tuple[int, float]] = {}
         self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
 
-    # -- the contract of a source
-
     def stat(self, path: bytes) -> SourceStat:
         place = self._place(path)
         if place is None:
@@ -464,8 +462,6 @@ class ArchiveSource:
         self.indices.close()
         self.inner.close()
 
-    # -- what lies where
-
     def neighbourhood(self, path: bytes, version: Version) -> Neighbourhood | None:
         """What lies beside a member of this version, if this process finds its index; asks the source nothing."""
         if known := self._known(path, version):
@@ -540,8 +536,6 @@ class ArchiveSource:
         drawn_ns = xxhash.xxh3_64_intdigest(repr(archive.version).encode()) % _SECOND_NS
         mtime_ns = 0 if self.undated_directories else archive.mtime_ns // _SECOND_NS * _SECOND_NS + drawn_ns
         return archive._replace(mode=stat.S_IFDIR | readable | readable >> 2, size=0, mtime_ns=mtime_ns, tag=0)
-
-    # -- bytes
 
     def _bytes_of(
         self, archive: bytes, below: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int

@@ -254,9 +254,6 @@ def _is_of_tables(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
-# -- values of a mapping that another version may have written
-
-
 def rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
 

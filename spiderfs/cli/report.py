@@ -111,9 +111,6 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
     return found
 
 
-# -- the page
-
-
 def _page(
     mountpoint: str,
     stats: Mapping[str, Any],

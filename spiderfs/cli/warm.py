@@ -387,9 +387,6 @@ def _ending_well() -> Iterator[None]:
         raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
-# -- the daemon fetches
-
-
 class _Fetched(NamedTuple):
     """What has become of the files, how long it took, and how much the cache may hold."""
 
@@ -538,9 +535,6 @@ def _no_file(mount: Mount, paths: int, first: str) -> str:
 
 def _ended(warming: Warming) -> SpiderfsError:
     return SpiderfsError(f"ended after {_counts(warming)}: run it again to resume")
-
-
-# -- what a person sees
 
 
 def _shown() -> AbstractContextManager[Show]:

@@ -331,8 +331,6 @@ class Manager:
             form: cached[form] for form in (ORIGINAL, *forms.recipes) if cached[form] or form in (ORIGINAL, forms.shown)
         }
 
-    # -- the tasks
-
     async def run(self, nursery: trio.Nursery) -> None:
         """Begin with what the store has, start all tasks, and wait for SIGTERM."""
         try:
@@ -391,8 +389,6 @@ class Manager:
             self._recording.close()
         # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
-    # -- events
-
     async def _fold_events(self, fd: int, read: Callable[[], list[Access]]) -> None:
         while True:
             await trio.lowlevel.wait_readable(fd)
@@ -410,8 +406,6 @@ class Manager:
             # The fetched records stay in landing until they are pushed out; no one waits until they are kept.
             log.warning("%s", exc)
         self._access_log.record_accesses(events)
-
-    # -- upkeep
 
     async def _keep_house(self) -> None:
         restarts = -1

@@ -309,8 +309,6 @@ class Supervisor:
                 self._kernel.unmount(self._context.options.mountpoint)
             self._stop()
 
-    # -- children
-
     def _start(self, index: int, again: bool = False) -> None:
         supervisor = os.getpid()
         self._starts[index] = self._begun(index) + 1
@@ -482,8 +480,6 @@ class Supervisor:
             if not self._cache_is_lost:
                 log.warning("%s has gone, and cannot be made again (%s): make its place writable", missing, exc)
             self._cache_is_lost = True
-
-    # -- the end
 
     def _stop(self) -> None:
         workers = [pid for pid, index in self._children.items() if index != MANAGER]

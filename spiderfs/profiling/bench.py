@@ -201,9 +201,6 @@ class PlanPublisher:
         raise MountError("a mount to measure by has ended")
 
 
-# -- in a worker
-
-
 def _begin(parent: int, all_there: Barrier) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this process ends it
     end_with_parent(parent)

@@ -142,8 +142,6 @@ class Snapshots:
             if (path := self._run.found_snapshot(handle)) is not None:
                 path.unlink()
 
-    # -- what was written to a control file, and is not a whole line yet
-
     def carried(self, handle: int) -> bytes:
         with contextlib.suppress(FileNotFoundError):
             return self._run.snapshot(handle, 0).read_bytes()
@@ -405,8 +403,6 @@ class Control:
         self._snapshots.remove(handle)
         if rest:
             await self._channel.apply(name, rest)
-
-    # -- the log
 
     def _read_log(self, offset: int, size: int) -> bytes:
         self._want_log()

@@ -57,8 +57,6 @@ class ImmutableFilesystem(Filesystem):
         # First READs that have just failed, by inode and thread: when, and with which error.
         self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
 
-    # -- names and attributes
-
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         gives = self._redirects.gives and stat.S_ISREG(dentry.stat.mode)
         if caller.pid in self._pusher_threads:
@@ -131,8 +129,6 @@ class ImmutableFilesystem(Filesystem):
         if not is_open:
             await self._on_demand.check_still_named(node)
         return found
-
-    # -- contents
 
     async def read_immutable(
         self, inode: int, offset: int, size: int, caller: Caller, delivery: Delivery | None = None
@@ -213,8 +209,6 @@ class ImmutableFilesystem(Filesystem):
             return 0
         last = self._redirects.last_lookup(caller.pid)
         return 0 if last is not None and last[1] == inode != last[0] else trainer.number
-
-    # -- what pushers ask for
 
     async def _sized_ahead(self, dentry: Dentry) -> Dentry:
         """A name with the size of what is shown; what was fetched for that is reported to the manager."""

@@ -71,8 +71,6 @@ class FilePart(Fetched):
         self._written = self._writers = 0
         self._changed = trio.Event()
 
-    # -- of the reading process
-
     def begun(self) -> None:
         self._writers += 1
 
@@ -87,8 +85,6 @@ class FilePart(Fetched):
     def ended(self) -> None:
         self._writers -= 1
         self.advance()
-
-    # -- of this process
 
     @property
     def has_landed(self) -> bool:
@@ -463,8 +459,6 @@ class LargeFiles(Part):
         # For files that the kernel reads by itself: when accesses were last recorded for them, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 
-    # -- opening
-
     async def open(self, node: Node, caller: Caller, once_more: bool) -> None:
         """Account for an open; raises Stale for a version whose name is known to mean another one by now.
 
@@ -483,8 +477,6 @@ class LargeFiles(Part):
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, node.inode) or node.inode
             self._events.record_access(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
-
-    # -- reading
 
     async def read(self, node: Node, offset: int, size: int) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
@@ -624,8 +616,6 @@ class LargeFiles(Part):
         if node.settles_at != math.inf:
             size = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
             self._events.record_access(node.inode, size, where, 0, block)
-
-    # -- what the kernel reads by itself
 
     def plain_file(self, inode: int) -> int | None:
         """A descriptor of a plain file with the bytes of this large one, if there is one; see `Content.plain_file`."""

@@ -97,8 +97,6 @@ class OnDemand(Part):
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 
-    # -- sizes of views
-
     async def sized(self, node: Node) -> Node:
         """The file with the size of what is shown of it, for which a view may have to be made.
 
@@ -130,8 +128,6 @@ class OnDemand(Part):
         if self._views is None or not file.stat.viewed:
             return False
         return self._views.is_unknown(file.stat, file.settles_at, self._now())
-
-    # -- contents
 
     async def fetch(
         self,

@@ -81,8 +81,6 @@ class Xattrs(Part):
                 found.append(ReadBytes(own, begin, min(end, node.stat.size), node.path))
         return encoded(self._now(), found)
 
-    # -- what spiderfs says of a file
-
     def _state(self, node: Node) -> str:
         if is_provisional(node.settles_at, self._now()):
             return "provisional"

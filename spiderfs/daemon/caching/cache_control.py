@@ -94,8 +94,6 @@ class CacheControl:
         others = self.engine.section_entries.get(BLOCKS, 0) + len(self.partials)
         return usage.landing_entries + usage.kept_entries - others
 
-    # -- the life of a cache
-
     def restore(self, capacity_bytes: int, state: bytes | None) -> None:
         """Learn the members from the store; `state` is what `saved_state` gave, or None."""
         members = list(self._content.members())
@@ -128,8 +126,6 @@ class CacheControl:
         if (usage.kept_entries, usage.kept_bytes) != known:
             log.warning("the cache holds other files than thought: taking stock")
             self.restore(self._capacity_bytes, self.saved_state())
-
-    # -- decisions
 
     def fold(self, events: list[Access], on_access: OnAccess = lambda access, offered: None) -> None:
         """Give accesses to the engine, and do in the store what the engine decides.
@@ -282,8 +278,6 @@ class CacheControl:
         for key in self.engine.evict(_engine_key(key) for key in keys).drop:
             self._note(Lost(key))
 
-    # -- partial samples
-
     def make_room_for(self, size: int) -> None:
         """A partial sample of this size did not fit into landing."""
         self.apply(self._room_for(size))
@@ -298,8 +292,6 @@ class CacheControl:
         changed = self._resize() if self.partials.set_aside_bytes != before else NOTHING
         self.apply(changed, Changes(((inode, PARTIALS),), tuple(gone)))
         return inode in self.partials
-
-    # -- what others have decided
 
     @property
     def restocked(self) -> Policy | None:

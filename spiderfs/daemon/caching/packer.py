@@ -148,8 +148,6 @@ class Packer:
         policy = self._cache.restocked
         return policy is not None and (policy.room_for_unread_bytes() > 0 or any(True for _ in policy.missed_low()))
 
-    # -- what there is
-
     async def _find(self) -> None:
         """Learn of the packages that are at the source already.
 
@@ -225,8 +223,6 @@ class Packer:
             await self._client.call(self._directory.remove, name)
         except (OSError, SourceError) as exc:
             log.debug("%s could not be removed: %s", os.fsdecode(name), exc)
-
-    # -- packing
 
     async def _keep_packing(self) -> None:
         while self._may_write:
@@ -318,8 +314,6 @@ class Packer:
         self._counters.add("packages_written")
         self._counters.add("package_bytes_written", len(package))
         self._learn(name, written.version, read_index(package, written.size, self._directory.key))
-
-    # -- loading
 
     async def _keep_loading(self) -> None:
         while True:

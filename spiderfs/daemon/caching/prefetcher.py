@@ -208,8 +208,6 @@ class Prefetcher:
             ready += 1
         return ready
 
-    # -- what to prefetch
-
     def _prefetch_due(self) -> None:
         now = trio.current_time()
         backend = self._backend
@@ -332,8 +330,6 @@ class Prefetcher:
         """The file, if it is neither empty nor so large that it is read in blocks."""
         node = self._catalogue.known(inode)
         return node if node is not None and 0 < node.stat.size <= self._sample_max_bytes else None
-
-    # -- what has come
 
     def _prefetched(self, backend: PrefetchBackend, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         now = trio.current_time()

@@ -574,8 +574,6 @@ class PushAhead:
         coming = inode in self._orders or inode in self._coming
         return inode in self._engine.members or (inode in self._untaken and not coming)
 
-    # -- what becomes of orders
-
     def on_events(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
         """Take note of workers' events.
 

@@ -143,8 +143,6 @@ class Sharing:
                     total += rank.counts
         return total
 
-    # -- books
-
     def _shared(self, rank: Rank, known_list: KnownList) -> SharedList:
         """The list, shared from now on; a name may mean another list than before."""
         if self._digests.get(rank) not in (None, known_list.digest):

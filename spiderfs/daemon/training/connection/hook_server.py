@@ -460,8 +460,6 @@ class Connection:
         finally:
             self._declaring.end()
 
-    # -- reading
-
     async def _next(self) -> Message | None:
         """The next valid message; None at the end of the stream."""
         while True:
@@ -515,8 +513,6 @@ class Connection:
         except ProtocolError as exc:
             await self._refuse(exc)
             return False
-
-    # -- feeding
 
     async def _feed(self, trainer: Trainer, backlog: Backlog) -> None:
         while (waited := await backlog.take()) is not None:

@@ -195,8 +195,6 @@ class DeclaredLists:
         # scores, and no two lists take the same room.
         self._beginning = trio.Lock()
 
-    # -- lists come
-
     async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
         """Take a list that a trainer declares: its job's job dataset of this list begins, or goes on.
 
@@ -287,8 +285,6 @@ class DeclaredLists:
             return True
         return job_dataset_id not in self._job_datasets and len(self._job_datasets) >= MAX_JOB_DATASETS
 
-    # -- files change
-
     def superseded(self, inode: int, path: bytes) -> None:
         """Note that the file at a path has another version than this one."""
         for job_dataset in self._job_datasets:
@@ -331,8 +327,6 @@ class DeclaredLists:
                     other.list = followed
                     await self._scoring.introduce(other)
         return True
-
-    # -- lists leave
 
     async def let_go(self, grace_s: float = GRACE_S) -> None:
         """Let job datasets leave memory that no trainer has used for `grace_s`; their scores are saved first."""

@@ -97,8 +97,6 @@ class BatchScoring:
         """The scoring of a job dataset that the present policy goes by; None until it has something to learn from."""
         return job_dataset.scorings.get(self.scoring)
 
-    # -- what trainers read
-
     def record_accesses(self, accesses: Iterable[Access]) -> None:
         """Remember which sample's bytes trainers got, until the batches with these reads arrive."""
         for access in accesses:
@@ -108,8 +106,6 @@ class BatchScoring:
     def forget_reads(self, trainer: int) -> None:
         """Forget the reads of a trainer that begins an epoch, or leaves: no batch comes for them any more."""
         self._served_samples.forget(trainer)
-
-    # -- batches
 
     async def learn(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> None:
         """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has.
@@ -257,8 +253,6 @@ class BatchScoring:
             self._feed.scored(job_dataset.job_dataset_id, keys[there].tolist(), scores(some)[there].tolist())
         return True
 
-    # -- epochs and policies
-
     async def new_epoch(self, job_datasets: Collection[JobDataset]) -> dict[str, float]:
         """Begin an epoch of these scorings; returns how far the scores of each job dataset spread, if it has any."""
         sigmas = {}
@@ -282,8 +276,6 @@ class BatchScoring:
             # A score that is new since counts.
             await self._pass_on(name, job_dataset, ids, lambda some: job_dataset.scorings[name].scores[ids[some]])
 
-    # -- for people and samplers
-
     def to_draw_by(self, job_dataset: JobDataset) -> npt.NDArray[np.float32]:
         """One score a sample, for a sampler; empty while there are none."""
         scoring = self.of(job_dataset)
@@ -306,8 +298,6 @@ class BatchScoring:
             return found
 
         return await trio.to_thread.run_sync(describe, limiter=self._one_at_a_time)
-
-    # -- saving
 
     def save(self) -> None:
         """Write down the scores of all job datasets. Blocks on the disk, and must not run while a batch is scored."""

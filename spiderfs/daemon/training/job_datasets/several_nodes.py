@@ -138,8 +138,6 @@ class RemotePlans:
         self._kept: dict[str, _RemoteDataset] = {}
         self._changed, self._to_rank = trio.Event(), trio.Event()
 
-    # -- outgoing plans
-
     async def send(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
         """Send each home its part of a plan that the engine has now, if its epoch begins."""
         # The plan of a later epoch says of a home's samples only that they will be read some time, as all of them are.
@@ -259,8 +257,6 @@ class RemotePlans:
             come = int(np.searchsorted(positions, dispatched))
             self._enqueue(_plan_stream(home, sent.list.digest), Progress(self._name(reader), sent.epoch, come, come))
 
-    # -- incoming plans
-
     def wanted(self) -> dict[str, JobDataset]:
         """A job dataset of each list whose plans are to be received now, by its stream."""
         follows = self._own and self._followed()
@@ -343,8 +339,6 @@ class RemotePlans:
         self._incoming.pop(reader, None)
         self._engine.schedule.remote.drop(reader)
         self._to_rank.set()
-
-    # -- now and then
 
     async def run(self) -> None:
         """Send readers' progress, and forget readers of silent nodes, for as long as the mount lasts."""
@@ -448,8 +442,6 @@ class SeveralNodes:
     def link_status(self) -> LinkStatus | None:
         return None if self._link is None else self._link.status()
 
-    # -- what this node sends
-
     def follows(self, job_dataset: JobDataset) -> bool:
         """Whether another node is to score the rows of this job dataset, which this one sends it."""
         return self._link is not None and self._trainers.scores_for_all(job_dataset.job_id) is False
@@ -482,8 +474,6 @@ class SeveralNodes:
         """The streams that this node wants to receive may have changed."""
         if self._link is not None:
             self._link.look_again()
-
-    # -- what it receives
 
     async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
         """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or by `run`, and

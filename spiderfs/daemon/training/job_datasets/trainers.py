@@ -103,8 +103,6 @@ class Trainers:
         self._ended[trainer.job_id] = trainer, epoch
         return True
 
-    # -- job datasets
-
     def declare(self, trainer: Trainer, name: str, job_dataset: JobDataset, sends_batches: bool) -> None:
         """Note that a trainer's list with this name belongs to this job dataset from now on."""
         key = trainer, name
@@ -151,8 +149,6 @@ class Trainers:
             if self._numbers.get(owner) == trainer and inode in job_dataset.list.index_of:
                 return job_dataset
         return None
-
-    # -- what workers know
 
     def publish(self) -> None:
         """Let workers know who is attached; where the disk is full, they know of no one until it has room."""

@@ -54,10 +54,7 @@ FAILED = ".failed"
 
 
 class IndexRow(NamedTuple):
-    """One member; `offset` is where its bytes begin (of a zip: its own header), `size` how many a reader gets.
-
-    `crc` is the CRC-32 of a zip's member, and in a tar that of the header before its bytes.
-    """
+    """A member: `offset` of its bytes (zip: of its header), `size` for readers, CRC-32 of it (tar: of its header)."""
 
     number: int
     kind: int
@@ -70,10 +67,7 @@ class IndexRow(NamedTuple):
 
 
 class ArchiveIndex:
-    """The index in a file; raises ValueError for a file that is none, or damaged, and OSError.
-
-    Or in `spare` bytes, for which the disk had no room; what is in a file has none.
-    """
+    """The index in a file, or in `spare` bytes for which the disk had no room; raises ValueError if wrong, OSError."""
 
     def __init__(self, path: Path, spare: bytes = b"") -> None:
         self.spare = spare

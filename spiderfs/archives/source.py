@@ -180,10 +180,7 @@ class Indices:
                 path.unlink(missing_ok=True)
 
     def forget_gone(self) -> None:
-        """Delete the indices of archives that the source no longer has. Who has one mapped keeps it.
-
-        It asks the source for each, and raises SourceUnavailable, and OSError.
-        """
+        """Delete indices of archives that are gone, asking the source for each; raises SourceUnavailable, OSError."""
         for path in self._directory.glob("*.index"):
             try:
                 self._inner.stat(archive_of(path))
@@ -370,10 +367,7 @@ class ArchiveSource:
     def __init__(
         self, inner: Source, kinds: Sequence[str], directory: Path, longest_bytes: int, indexers: Indexers
     ) -> None:
-        """Show archives of these `kinds` (of FORMATS); their indices lie in `directory`, which is for no other source.
-
-        A packed member is unpacked as a whole, and refused if it has more than `longest_bytes`.
-        """
+        """Show archives of `kinds`, with indices in a `directory` of their own; unpack up to `longest_bytes`."""
         self.inner, self._longest_bytes = inner, longest_bytes
         self.indices = Indices(inner, directory, indexers)
         self._suffixes = tuple(b"." + kind.encode() for kind in kinds)
@@ -475,10 +469,7 @@ class ArchiveSource:
     def _known(
         self, path: bytes, version: Version, again: bool = False
     ) -> tuple[bytes, bytes, ArchiveIndex, IndexRow] | None:
-        """The archive, what is below it, and the index and row of a member of this version, if an index is here.
-
-        Who knows such a member has made the index, or has had another process make it: `again` as in `Indices.here`.
-        """
+        """Archive, path below, index and row of a member, if an index is here; `again`: see `Indices.here`."""
         for archive, below in self._archives_on(path) if version.tag else ():
             index = self.indices.here(archive, again=again) if below else None
             row = index.find(below) if index is not None else None
@@ -528,10 +519,7 @@ class ArchiveSource:
         )
 
     def _directory_stat(self, archive: SourceStat) -> SourceStat:
-        """The attributes of an archive, or of a directory in one.
-
-        A listing is compared by the mtime, so what is below the second is drawn from the archive's whole version.
-        """
+        """Attributes of an archive or a directory in one: what is below the second of mtime tells versions apart."""
         readable = archive.mode & 0o444
         drawn_ns = xxhash.xxh3_64_intdigest(repr(archive.version).encode()) % _SECOND_NS
         mtime_ns = 0 if self.undated_directories else archive.mtime_ns // _SECOND_NS * _SECOND_NS + drawn_ns

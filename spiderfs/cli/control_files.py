@@ -38,10 +38,7 @@ def find_mount(path: str | Path) -> Mount:
 
 
 def mount_at(path: str | Path) -> Mount | None:
-    """The spiderfs mount at a path that a user has named, if there is one; raises MountError if the path hangs.
-
-    `spiderfs://NAME` is there if a daemon answers, or MountError is raised.
-    """
+    """The mount at a user's path, if there is one; raises MountError if the path hangs, or no daemon serves NAME."""
     try:
         address = address_of(path)
     except ValueError as exc:
@@ -66,10 +63,7 @@ def served_as(name: str) -> Mount:
 
 
 def every_place() -> dict[str, Mount]:
-    """All mounts, and what this user's daemons serve without one, by the place that people name.
-
-    A socket stays if its daemon was killed.
-    """
+    """All mounts, and sockets of this user's daemons, even of killed ones, by the place that people name."""
     found = list(spiderfs_mounts().values())
     with contextlib.suppress(OSError):
         found += [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]

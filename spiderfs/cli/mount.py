@@ -105,10 +105,7 @@ def start(
     fake: bool = False,
     served: bool = False,
 ) -> int:
-    """Mount (`fake`: check the options), and return the exit status; with `foreground`, once the mount has ended.
-
-    `served`: without a mount, at the socket `place`.
-    """
+    """Mount (`fake`: only check), or with `served` at a socket; the exit status, in the foreground at the end."""
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
     from spiderfs.options.paths import capacity_remark, missing_remark

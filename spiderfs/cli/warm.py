@@ -54,10 +54,7 @@ _PIECE_BYTES = 512 << 10
 def wanted_paths(
     mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, gone: list[str] | None = None
 ) -> Iterator[str]:
-    """The paths, and with `globs` globs, relative to the mount. Raises ConfigError.
-
-    Paths without a file come into the list `gone` instead; without such a list they are an error.
-    """
+    """The paths, and with `globs` globs, relative to the mount; those without a file in `gone`. Raises ConfigError."""
     # Of a source that hangs one path is asked, and not each: every question takes seconds.
     answers = True
     for path in paths:
@@ -236,10 +233,7 @@ def _walk(paths: Iterator[str], report: Callable[[object], object]) -> None:
 
 
 def _names_at(path: str) -> tuple[int, list[str] | None]:
-    """How many names there are, and the directories among them; None: the path is a file.
-
-    Raises OSError, which says of an archive why it cannot be shown.
-    """
+    """How many names there are, and the directories among them (None: a file). Raises OSError, as an archive has it."""
     try:
         with os.scandir(path) as found:
             entries = list(found)

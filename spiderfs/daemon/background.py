@@ -71,10 +71,7 @@ def detach() -> Callable[[str], None] | None:
 
 
 def notify_systemd(state: str) -> None:
-    """Send systemd a state such as READY=1 or STOPPING=1 (sd_notify(3)), if systemd has started this process.
-
-    A failure is logged and does no other harm.
-    """
+    """Send systemd a state such as READY=1 (sd_notify(3)), if it has started this process; a failure is logged."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

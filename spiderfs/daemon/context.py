@@ -119,10 +119,7 @@ class NextPartition:
         self._found: Partition | None = None
 
     def found(self, options: Options) -> Partition | None:
-        """None if a mount with these options would need another profile.
-
-        Where a profile or an option is new, this takes some tenths of a second for forms=auto.
-        """
+        """None if these options need another profile; a new one takes some tenths of a second with forms=auto."""
         try:
             status = os.stat(self._record_path)
             written = status.st_ino, status.st_mtime_ns
@@ -207,10 +204,7 @@ class MountContext:
     pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
-    """The inodes of samples that are pushed ahead and wait for their readers.
-
-    The kernel has them, or is about to get them, whether the store has them or not: their readers need no substitutes.
-    """
+    """The inodes of pushed samples that wait for readers, who need no substitutes: the kernel has them, or soon."""
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
     members: Members | None = None
@@ -262,10 +256,7 @@ class MountContext:
         return min(PUSHES_PER_FETCH * self.options.fetches, most)
 
     def claim_store(self) -> str | None:
-        """Mark the store as in use, with the view that it has the names of; returns why it had to be wiped, if it had.
-
-        No one may have it open. Raises MountError.
-        """
+        """Mark the store, which no one has open, as in use; returns why it was wiped, if it was. Raises MountError."""
         wiped = environment.claim(self.layout.store)
         self.disks.bind()
         archives = f" {self.options.archives}".encode() if self.options.archives else b""
@@ -415,10 +406,7 @@ class MountContext:
 
 
 def create_context(options: Options, opened: OpenedSource, missing: Collection[Path] = ()) -> MountContext:
-    """Make the context of a mount of this source; raises ConfigError, MountError.
-
-    The caller must hold the locks of the cache directories, but for those that are `missing`.
-    """
+    """The context of a mount, whose cache locks but of `missing` are held; raises ConfigError, MountError."""
     layout = CacheLayout(options.cache_dir.first)
     others, gone = ([CacheLayout(path).content for path in paths] for paths in (options.cache_dir.others, missing))
     disks = Disks(layout.content, others, gone)

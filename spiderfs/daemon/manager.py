@@ -424,10 +424,7 @@ class Manager:
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     def _free(self, killed: bool) -> bool:
-        """Give the disk back what blocks took that were dropped while they were in use, in a thread.
-
-        Returns whether records were dropped, because a disk has failed.
-        """
+        """Free what dropped blocks took, in a thread; returns whether a disk has failed, and records were dropped."""
         dropped = False
         try:
             dropped = self._content.fit(self._content.usage().capacity_bytes)

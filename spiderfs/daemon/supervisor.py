@@ -130,10 +130,7 @@ class Deaths:
         return now - self._since.get(index, now)
 
     def pause_s(self, index: int) -> float | None:
-        """Note that this process has died: how many seconds to wait before the next one; None: end the mount.
-
-        Call this before the kernel hands out its requests again.
-        """
+        """Note a death, before requests are sent again: seconds until the next start; None: end the mount."""
         pause_s: float | None
         if index == MANAGER:
             applied = self._counters.row(MANAGER_ROW).value("events_folded")
@@ -203,10 +200,7 @@ def mounting(options: Options) -> Kernel:
 
 
 def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
-    """Mount and serve; returns the exit status when the mount is there (background) or has ended (foreground).
-
-    Raises ConfigError, MountError and other UsageErrors with one line that says what to do.
-    """
+    """Mount and serve; returns the exit status when the mount is there (or over: foreground). Raises UsageError."""
     if foreground:
         _serve(options, foreground, lambda failure: None, attach)
         return 0
@@ -271,10 +265,7 @@ class Supervisor:
         start_log: Callable[[], str],
         other_locks: Collection[int] = (),
     ) -> None:
-        """`connection`: see `mounts.open_abort`. `lock`: the descriptor of the cache directory's lock.
-
-        `other_locks`: those of its directories on other disks.
-        """
+        """`connection`: see `mounts.open_abort`. `lock`, `other_locks`: descriptors of the cache directories' locks."""
         self._lock, self._other_locks = lock, other_locks
         self._log_place, self._start_log, self._context = log_place, start_log, context
         self._kernel, self._connection = kernel, connection
@@ -342,10 +333,7 @@ class Supervisor:
         return ended
 
     def _watch(self, report: Callable[[str], None]) -> None:
-        """Replace children that die, until unmounted or signalled to stop; raises MountError if a child cannot begin.
-
-        `report` is called with an empty text when all children are at work.
-        """
+        """Replace children that die until the end; raises MountError if one cannot begin. `report`: all are at work."""
         while True:
             if not self._ready and self._all_at_work():
                 self._ready = True

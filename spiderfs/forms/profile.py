@@ -197,10 +197,7 @@ def _asked(cost: Cost) -> Demand:
 
 @dataclass(frozen=True)
 class Record:
-    """How many samples the training has, the mean bytes of one as an original and as each view, and the profile.
-
-    The bytes are by the view's name, and NO_VIEW. The profile is None as long as no loader was measured.
-    """
+    """Samples of the training, mean bytes by view's name and NO_VIEW, and the profile; None if none was measured."""
 
     samples: int
     sample_bytes: dict[str, float]

@@ -34,10 +34,7 @@ SOURCE_FAULTS = {
 
 
 def default_cache_dir(identity: str) -> Path:
-    """The directory of a source's cache if cache_dir does not name one; `identity` as of `OpenedSource`.
-
-    Raises ConfigError where neither a variable nor the table of users says where this user's files lie.
-    """
+    """A source's cache if cache_dir does not name it (`OpenedSource.identity`); raises ConfigError without a home."""
     try:
         own = "/var/cache" if os.geteuid() == 0 else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         root = Path(own).expanduser()
@@ -154,10 +151,7 @@ def knows_names_of(cache_dir: Path, identity: str) -> bool:
 
 
 def check_paths(source: Path | str, mountpoint: Path | None, cache_dirs: Iterable[Path]) -> None:
-    """Raise ConfigError or MountError unless source, mount point and cache directories can be used together.
-
-    Without a mount, `mountpoint` is None.
-    """
+    """Raise ConfigError or MountError unless these paths can be used together; `mountpoint`: None without a mount."""
     mountpoint = canonical(mountpoint) if mountpoint is not None else None
     lies_in = [("mount point", mountpoint)] if mountpoint is not None else []
     if isinstance(source, Path):

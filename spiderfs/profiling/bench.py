@@ -416,10 +416,7 @@ class _Steps:
 
 
 def bench(options: Options, workers: int, report: Callable[[str], None]) -> BenchFindings:
-    """Measure all ways; `report` is given each step as it begins.
-
-    Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
-    """
+    """Measure all ways, and `report` each step; raises UsageError without small files, SpiderfsError, OSError."""
     named, settings, steps = str(options.source), options.store_settings, _Steps(report)
     if options.archives:
         raise UsageError(

@@ -139,10 +139,7 @@ class _Rows:
         self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
 
     def is_newer(self, row: bytes) -> bool:
-        """Whether the source was asked about this dentry later than about these rows.
-
-        A time in the future does not count: the clock was set back before this mount.
-        """
+        """Whether the source was asked about this dentry later, and not in the future, by a clock since set back."""
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
 
@@ -314,10 +311,7 @@ class Catalogue:
         self._records.put([("inode", _INODE_KEY.pack(inode), row) for inode, row in rows])
 
     def record_form(self, form: str) -> Dentry:
-        """Note the directory in which a form is shown, for this mount; the root must be known.
-
-        For the form that the root shows that is a link to the root.
-        """
+        """Note a form's directory, or a link to the root, which must be known, for the form that the root shows."""
         row = _MOUNTED_AT.pack(self.forms.mounted_at_s) + self._fingerprint(form)
         self.record_fact(_FINGERPRINT_FACT + form, row)
         found = self.node(ROOT_INODE).stat
@@ -504,10 +498,7 @@ class Catalogue:
     def _free_inode(
         self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None
     ) -> tuple[int, float | None]:
-        """The inode of this version of this path: its hash, or the next number that no other version has.
-
-        The second value is the time at which the version settles, if the version is known already.
-        """
+        """A version's inode, its hash or the next number that is free, and when the version settles, if known."""
         place = self.forms.place(path)
         # The root has one form, and a mount that shows another one there begins without names.
         view = self._fingerprint(place.form) if version is not None or place.root else b""

@@ -168,10 +168,7 @@ class Snapshots:
 
 
 class Snapshot:
-    """Writes a text to a file piece by piece: all of it, or no file.
-
-    Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
-    """
+    """Writes a text to a file, whole or not at all; without room a short one stays in memory, else NoRoom."""
 
     def __init__(self, snapshots: Snapshots, run: RunLayout, worker: int, handle: int, uid: int) -> None:
         self._snapshots = snapshots
@@ -285,10 +282,7 @@ class ControlAttributes(NamedTuple):
 
 class ControlChannel(Protocol):
     async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        """Hand `take` the text of the control file, piece by piece; raises TryAgain while there is no manager.
-
-        An exception of `take` ends the rendering; it must be no OSError.
-        """
+        """Give `take` the text in pieces; raises TryAgain without a manager. `take` may raise no OSError."""
 
     async def apply(self, name: str, text: bytes) -> None:
         """Act on what was written; raises ConfigError with the reason of a refusal, or TryAgain."""

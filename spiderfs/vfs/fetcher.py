@@ -349,10 +349,7 @@ class Fetcher:
         return self._lately.piece(key, offset, size) if unstored is None and not self._alone else unstored
 
     def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
-        """The first bytes of the payload if the store has them, valid until the caller awaits. Raises StoreCorrupt.
-
-        After None ask `stored` and `local`, which also find what is on its way, and account for what is wrong.
-        """
+        """The payload's first bytes if stored, until an await; else ask `stored`, `local`. Raises StoreCorrupt."""
         try:
             return self._content.read(key, 0, size)
         except StoreError:

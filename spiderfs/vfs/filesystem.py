@@ -157,10 +157,7 @@ class Filesystem(Part):
         return await self._answer(found, self._left_s(found), parent, caller)
 
     async def _lookup_for_peer(self, parent: int, name: bytes, version: int, stripe: int, caller: Caller) -> Entry:
-        """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another.
-
-        The node reads what begins at the offset `stripe`.
-        """
+        """The entry for a node that reads a version at `stripe` (`sources/peers.py`); none if it is another one."""
         assert self._asked_by_peers is not None
         entry = await self.lookup(parent, name, caller)
         if entry.attributes.inode != version ^ self._source_salt:
@@ -405,10 +402,7 @@ class Filesystem(Part):
     async def read(
         self, handle: int, offset: int, size: int, inode: int = 0, caller: Caller = _NO_ONE
     ) -> memoryview | bytes:
-        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request.
-
-        `inode` is what was opened, under the number that the kernel got; it matters for provisional versions.
-        """
+        """Up to `size` bytes, short only at the end; a view is valid until the next request. `inode`: the kernel's."""
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")

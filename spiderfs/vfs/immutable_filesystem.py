@@ -221,10 +221,7 @@ class ImmutableFilesystem(Filesystem):
         return dentry._replace(stat=node.stat)
 
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
-        """Make a small file local, for no reader but because a plan names it; its bytes, if this READ has fetched it.
-
-        Of several READs the first is reported to the manager, and a fetch in any case, but once.
-        """
+        """Make a planned small file local; its bytes, if fetched now. The first READ is reported, and a fetch, once."""
         node, key = self._catalogue.node(inode), ContentKey(inode)
         is_first = offset == 0
         if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_arrived(key):

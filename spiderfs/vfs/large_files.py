@@ -54,9 +54,7 @@ class FilePart(Fetched):
     """The blocks `keys` of one file, as a `Destination`."""
 
     def __init__(self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, client: SourceClient) -> None:
-        """`fd` is of the store's file, with a lock on the blocks; the part closes it. `is_ahead`: no one waited for it
-        when it began.
-        """
+        """`fd`, which the part closes, has a lock on the blocks. `is_ahead`: no one waited when it began."""
         super().__init__(b"")
         self.keys, self.is_ahead = keys, is_ahead
         self.place = b"%d" % node.inode
@@ -290,10 +288,7 @@ _WINDOW_BYTES, _WINDOWS = 64 << 10, 128
 
 
 class Touches:
-    """What the readers of large files have done lately; make it before the processes of a mount are forked.
-
-    Of two notes in one slot the earlier is lost: of a block some more is then read without being kept.
-    """
+    """What readers of large files have done; make it before the fork. Of two notes in a slot the earlier is lost."""
 
     def __init__(self) -> None:
         self._blocks = SharedSlots(_TOUCHED, "Q")
@@ -371,18 +366,12 @@ class ReadAhead:
         return window
 
     def has_reached(self, node: Node, block: int) -> bool:
-        """Whether `block` was fetched ahead of a reader that is about to come to it.
-
-        READs of a reader in order may reach several workers in another order, and then do not follow on each other.
-        """
+        """Whether `block` was fetched ahead of a reader in order, whose READs may reach workers in another order."""
         window = self._windows.get(node.inode)
         return window is not None and window.read < block <= window.asked
 
     def wanted(self, node: Node, blocks: range, in_a_row: int) -> range:
-        """Note that a READ in order needs `blocks` now; those that should be fetched ahead of their turn.
-
-        `in_a_row`: how many bytes were read in a row, this READ's included.
-        """
+        """Note a READ in order, `in_a_row` bytes to its end; the blocks to fetch ahead of their turn."""
         first, last = blocks[0], blocks[-1]
         window = self._window(node)
         if not window.read <= first <= window.asked + 1:

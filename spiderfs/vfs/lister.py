@@ -57,10 +57,7 @@ class Lister:
         since_s: float = 0.0,
         mountpoint: bytes = b"/",
     ) -> None:
-        """`since_s`: no listing is trusted that was made before.
-
-        `mountpoint` is the absolute path at which readers see the root: a link may lead there.
-        """
+        """No listing from before `since_s` is trusted. `mountpoint` is absolute: links may lead there."""
         self._catalogue, self._client = catalogue, client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
@@ -161,10 +158,7 @@ class Lister:
         return texts
 
     def _led_to(self, directory: bytes, target: bytes) -> bytes | None:
-        """The path below the mount of a link's target, seen from the directory of the link, which has no links above.
-
-        None if it lies outside of the mount, where no links are looked for.
-        """
+        """A link's target below the mount, seen from its directory, which has no links above; None if outside."""
         root = self._mountpoint
         at = [] if target.startswith(b"/") else [*root, *directory.split(b"/")] if directory else [*root]
         left = deque(target.split(b"/"))
@@ -179,10 +173,7 @@ class Lister:
     async def directories(
         self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = lambda path, exc: None
     ) -> dict[bytes, Node]:
-        """The directories that paths lead to whose names can all be known, as of at most `ttl_s` ago; many at a time.
-
-        `not_read` is called for those that there may be, and that could not be read.
-        """
+        """The directories of paths whose names are known, as of `ttl_s` ago; `not_read` gets those that may be."""
 
         async def one(path: bytes) -> Node:
             node = await self.directory(path)
@@ -212,10 +203,7 @@ class Lister:
         return found
 
     async def refresh(self, node: Node) -> Node:
-        """The directory with its present attributes; with those that are known while the source cannot be asked.
-
-        Raises Stale if it is a directory no more, SourceDenied where the source refuses to say.
-        """
+        """The directory with present attributes, if the source answers; raises Stale if it is none, SourceDenied."""
         if self.undated or not self._client.reachable:
             return node
         try:
@@ -237,10 +225,7 @@ class Lister:
         return (name.stat, left) if left > 0 else None
 
     def is_fresh(self, node: Node, ttl_s: float) -> bool:
-        """Whether all names of a directory are known, as of at most `ttl_s` ago.
-
-        They are if it was scanned since, or if its own name was looked up since and it had the mtime of its last scan.
-        """
+        """Whether all names are known as of `ttl_s` ago: by a scan, or a look-up with the mtime of the last scan."""
         listing = self._catalogue.listing(node.inode)
         if listing is None:
             return False
@@ -445,10 +430,7 @@ class WalkAhead:
         return self._under_way > 0
 
     def asked(self, directory: Node, ttl_s: float) -> None:
-        """A reader lists this directory: list those ahead that it is likely to list next.
-
-        A listing that is younger than `ttl_s` will do.
-        """
+        """A reader lists this directory: list ahead those that are likely next, unless younger than `ttl_s`."""
         latency_s = self._client.stat_latency_s
         if not directory.path or latency_s is None or latency_s < _SLOW_S or ttl_s < _LASTING * latency_s:
             return
@@ -464,10 +446,7 @@ class WalkAhead:
             self._go_on(walk, directory.inode, ttl_s)
 
     async def listed(self, directory: Node, ttl_s: float) -> bool:
-        """List a directory of which a reader wants a name, unless a listing that is younger than `ttl_s` is there.
-
-        Waits for a moment, and goes on in the background. Returns whether such a listing is there.
-        """
+        """List a directory for a reader of one name, who waits a moment; whether a listing as of `ttl_s` is there."""
         if directory.inode not in self._named:
             self._named[directory.inode] = trio.current_time() + MOMENT_S, trio.Event()
             self._start(self._list_named, directory, ttl_s)

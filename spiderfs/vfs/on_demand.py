@@ -65,10 +65,7 @@ class Supply:
 
 
 class Shared(NamedTuple):
-    """What all parts of a worker's file system are made with; `settings` gives those that hold now.
-
-    `scattered`: whether other processes may know names unknown here.
-    """
+    """What a worker's parts are made with; `settings` gives the present ones, `scattered`: others know other names."""
 
     supply: Supply
     redirects: Redirects
@@ -98,10 +95,7 @@ class OnDemand(Part):
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 
     async def sized(self, node: Node) -> Node:
-        """The file with the size of what is shown of it, for which a view may have to be made.
-
-        The reader waits here and not in the open that follows, so that open counts as one that has waited.
-        """
+        """The file with the size of what is shown: a view may be made, for which the reader waits here, and once."""
         if self._views is None or not self.is_unsized(node):
             return node
         fetched = self.looked_into[node.inode] = await self.fetch(node)
@@ -180,10 +174,7 @@ class OnDemand(Part):
             return False
 
     async def stale(self, node: Node, exc: SourceError) -> Stale:
-        """The error for a version that the source no longer has; the next look-up of its name asks the source.
-
-        Unless it is known already that the name means another version: those who have opened that are not concerned.
-        """
+        """The error for a version that is gone; its name is looked up next, unless it means another one already."""
         self._counters.add("stale_handles")
         # No name leads to an extent but that of its file.
         path, whole = file_of(node.path), isinstance(exc, SourceNotADirectory)

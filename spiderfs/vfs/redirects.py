@@ -204,10 +204,7 @@ class Redirects:
         return None
 
     def reader_of(self, thread: int, inode: int) -> tuple[int, int, Attached | None]:
-        """The reader that opens a file: its trainer's number (0: no trainer), and the inode that it had asked for.
-
-        The third value is the trainer itself, if the kernel still trusted the name and did not ask; else None.
-        """
+        """An open's trainer number (0: none) and wanted inode; and the trainer, if the kernel did not look up."""
         if self.attended and (trainer := self.trainer_of(thread)) is not None:
             asked = self.wanted(thread, inode)
             return trainer.number, asked or inode, trainer if asked is None else None
@@ -254,10 +251,7 @@ class Redirects:
         return None if note is None or note[2] < self._clock() - NOTED_S else (note[0], note[1])
 
     def wanted(self, thread: int, given: int) -> int | None:
-        """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name.
-
-        The note of the thread is gone afterwards in any case.
-        """
+        """What the thread, which opens `given`, had asked for; None if the kernel knew the name. The note is gone."""
         last = self.last_lookup(thread)
         self._reads.discard(thread)
         return last[0] if last is not None and last[1] == given else None

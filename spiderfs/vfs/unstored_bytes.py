@@ -86,10 +86,7 @@ class UnstoredBytes:
         return noted is not None and not noted[1]
 
     def take(self, caller: Caller, inode: int, instead: int = 0) -> int | None:
-        """The handle of what a look-up of the thread has read of this version, for one open.
-
-        `instead`: the handle of what this open has read of the version, in case another worker gets the same open.
-        """
+        """The handle of what the thread's look-up has read, for one open; `instead`: of what this open has read."""
         noted, request = self._noted(caller.pid, inode), caller.request or _SOME_REQUEST
         if noted is None or noted[1] not in (0, caller.request):
             return None

@@ -62,10 +62,7 @@ _HASHES = 1 << 64
 
 
 class ViewPlace(NamedTuple):
-    """What lies at a path of the mount: the `form` of the file `path` of the source, below the directory `root`.
-
-    `root` is empty for the root of the mount.
-    """
+    """What lies at a path: the `form` of the source's `path`, below a directory `root`, empty for the mount's root."""
 
     form: str
     root: bytes
@@ -148,10 +145,7 @@ class Forms:
 
 
 class TreeSource:
-    """`inner` at every path at which a form of it is shown: names, attributes, and the originals' bytes.
-
-    The entries `hidden` of the source's root are not shown; what lies below them can still be read by its path.
-    """
+    """`inner` at each path that shows a form of it; `hidden` names of its root can be read, but are not shown."""
 
     def __init__(self, inner: Source, forms: Forms, hidden: Container[bytes] = ()) -> None:
         self._inner, self._forms, self._hidden = inner, forms, hidden
@@ -429,8 +423,7 @@ class _Maker:
             raise Starved(f"{late}, for {waited_s:.1f} of which others had the processor")
 
     def _times(self) -> tuple[float, float]:
-        """For how many seconds the maker has had a processor, and waited for one; 0 if the kernel does not report
-        it."""
+        """Seconds for which the maker had a processor, and waited for one; 0 if the kernel does not report them."""
         try:
             # The first two of three numbers, in nanoseconds (proc_pid_schedstat(5)).
             busy, waited, _ = Path(f"/proc/{self.pid}/schedstat").read_text("ascii").split()

@@ -128,10 +128,7 @@ class CacheControl:
             self.restore(self._capacity_bytes, self.saved_state())
 
     def fold(self, events: list[Access], on_access: OnAccess = lambda access, offered: None) -> None:
-        """Give accesses to the engine, and do in the store what the engine decides.
-
-        `on_access` is called with each access, before the engine has it, and with whether the engine will have it.
-        """
+        """Give accesses to the engine, and do what it decides; `on_access` gets each first, and if it is offered."""
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
@@ -197,11 +194,7 @@ class CacheControl:
         return landing_of(share, self._largest_bytes, self._capacity_bytes)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Evict down to this capacity now.
-
-        If the store cannot, this raises StoreError and the old capacity holds again; what was evicted by then stays
-        evicted.
-        """
+        """Evict down to this capacity; raises StoreError, and then the old one holds again, with less in the cache."""
         if capacity_bytes == self._capacity_bytes == self._content.usage().capacity_bytes:
             return
         with self._undone_on_failure():

@@ -126,10 +126,7 @@ class Neighbours:
     def chunk(
         self, node: Node, reader: PlannedReader, since: int, is_resident: Callable[[int], bool], most_bytes: int
     ) -> Chunk | None:
-        """Samples to fetch together, with `most_bytes` of the archive; None if `node` is fetched alone.
-
-        `since` is as in `is_worth_it`; what is near needs no fetch.
-        """
+        """Samples to fetch with `node`, in `most_bytes`; None if it is fetched alone. `since`: see `is_worth_it`."""
         around = None if reader.exchanges else self._around(node)
         wanted = None if around is None else around.member
         if around is None or wanted is None:
@@ -281,10 +278,7 @@ class FetchAhead:
         is_resident: Callable[[int], bool],
         concurrency: Concurrency,
     ) -> Chunk | None:
-        """The sample with its neighbours, for `begin`; None if none is to come along.
-
-        `since` is as in `is_worth_it`. `concurrency` is that of the backend that prefetches the sample.
-        """
+        """The sample and neighbours, for `begin`, or None. `since`: see `is_worth_it`; `concurrency`: the backend's."""
         # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
         most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
         chunk = None
@@ -296,10 +290,7 @@ class FetchAhead:
     def begin(
         self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
     ) -> int:
-        """Prefetch all these, which are those of the chunk if there is one, as `prefetch` does one.
-
-        One that is alone is given to the kernel too, if `push`.
-        """
+        """Prefetch these, the nodes of `chunk` if there is one; one alone is given to the kernel too, if `push`."""
         for each in nodes:
             self._fetching[each.inode] = each.stat.size
             self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None, push))

@@ -149,10 +149,7 @@ class Packer:
         return policy is not None and (policy.room_for_unread_bytes() > 0 or any(True for _ in policy.missed_low()))
 
     async def _find(self) -> None:
-        """Learn of the packages that are at the source already.
-
-        Damaged packages of this mount, and temporary files that crashes have left, are removed from the source.
-        """
+        """Learn of the packages at the source; damaged ones of this mount, and temporary files, are removed."""
         try:
             if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
                 self._ignore(DIRECTORY)

@@ -58,8 +58,7 @@ class PrefetchBackend(Protocol):
     """How samples are prefetched: into the store, or into the kernel's page cache too."""
 
     looks_again: bool
-    """Whether a sample that was looked at before may have to be prefetched now: it was evicted, or there is room
-    now."""
+    """Whether samples that were looked at may have to be prefetched now: they were evicted, or there is room."""
 
     concurrency: Concurrency
     """How many fetches at a time are worth it."""
@@ -72,10 +71,7 @@ class PrefetchBackend(Protocol):
         """Begin; the caller calls this once, before anything else."""
 
     def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
-        """Take note of how far readers have come.
-
-        `again`: samples that were looked at before are looked at again. `idle`: there was nothing to prefetch just now.
-        """
+        """Note how far readers are. `again`: look at all samples again. `idle`: there was nothing to prefetch."""
 
     def window(self, reader: PlannedReader) -> int:
         """How many positions ahead of a reader may be prefetched now."""
@@ -90,10 +86,7 @@ class PrefetchBackend(Protocol):
         """What is to be done about a sample that is not resident."""
 
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
-        """Prefetch a sample for this position of a reader, from the next `send` on; `done` is called later.
-
-        Others may come along, for each of which `done` is called too. Returns the bytes of all.
-        """
+        """Prefetch for a position from the next `send` on, perhaps with others; returns bytes. `done` gets each."""
 
     def send(self) -> None:
         """Begin with the samples to prefetch, so that they may go together."""

@@ -82,10 +82,7 @@ class Prefetcher:
         archives: ArchiveSource | None = None,
         batches: PlannedReads | None = None,
     ) -> None:
-        """What `push` makes is used as long as it is able to, in the place of fetches into the store.
-
-        `archives`: where neighbours may come along with a sample. `batches` fetch into the store.
-        """
+        """What `push` makes replaces fetches into the store while it can. `archives`: for neighbours to come along."""
         self._cache = cache
         self._schedule = cache.engine.schedule
         self._catalogue, self._fetcher = supply.catalogue, supply.fetcher

@@ -360,10 +360,7 @@ class PushAhead:
 
     @property
     def able(self) -> bool:
-        """False where no process can be started, and where the kernel does not say what it has in memory.
-
-        In the second case most pushes would not be reported.
-        """
+        """False if no process can be started, or the kernel does not say what it has: pushes would not be reported."""
         return self._kernel_reports and not self._pusher.broken
 
     @property
@@ -575,10 +572,7 @@ class PushAhead:
         return inode in self._engine.members or (inode in self._untaken and not coming)
 
     def on_events(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
-        """Take note of workers' events.
-
-        Gives each inode that landed although no order waits for it any more, and for which reader, if that is known.
-        """
+        """Note workers' events; gives each inode that landed without an order, and for which reader, if known."""
         for access in accesses:
             if access.where == FORGOTTEN:
                 self._pages_lost()

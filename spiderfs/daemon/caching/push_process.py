@@ -96,10 +96,7 @@ class Push:
 
 
 def _pages_in_memory(file: int, length: int = 0) -> int:
-    """How many pages of the file's first bytes, or of all of it, the kernel has or is reading; raises OSError.
-
-    See cachestat(2).
-    """
+    """How many pages of the first bytes, or of all, the kernel has or is reading (cachestat(2)); raises OSError."""
     beginning = (ctypes.c_uint64 * 2)(0, length)
     counts = (ctypes.c_uint64 * 5)()
     if _libc.syscall(_SYS_CACHESTAT, file, beginning, counts, 0) != 0:

@@ -285,10 +285,7 @@ class Warmer:
     async def _named(
         self, patterns: Sequence[Pattern], not_read: NotRead
     ) -> AsyncGenerator[tuple[Pattern, Node | None]]:
-        """What each pattern means, taken as a path: None if the source has no such file.
-
-        If that cannot be found out, `not_read` gets the error instead. The directories above are listed side by side.
-        """
+        """What each pattern means as a path: None if there is no such file. `not_read` gets what is not known."""
         starts = [await self._lister.start(pattern.path) for pattern in patterns]
         above = {
             pattern.path.rpartition(b"/")[0] for pattern, (_, names) in zip(patterns, starts, strict=True) if names

@@ -55,10 +55,7 @@ class LiveOptions:
         self._is_behind = False
 
     async def change(self, settings: Iterable[tuple[str, str]]) -> None:
-        """Change options by their names; raises SpiderfsError where that cannot be done, and then nothing has changed.
-
-        Samples that were evicted for a smaller capacity stay evicted even so.
-        """
+        """Change options; raises SpiderfsError, and then nothing has changed but what a smaller capacity evicted."""
         async with self._changing:
             before = after = self.current
             for name, value in settings:

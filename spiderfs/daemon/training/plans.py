@@ -74,10 +74,7 @@ class Sharing:
         question: Exchange,
         ready: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[np.uint32]:
-        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned.
-
-        `ready` is as in `SharedList.ask`.
-        """
+        """What the rank is to take for each sample wanted; empty: as planned. `ready` is as in `SharedList.ask`."""
         reader = self._engine.schedule.readers.get(rank)
         first = question.position - len(question.dispatched)
         if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:

@@ -163,8 +163,7 @@ class Training:
         workers_know: Callable[[], bool],
         identity: str = "",
     ) -> None:
-        """`workers_know` says whether all workers act by the trainers that were published last; `identity` is the
-        source's."""
+        """`workers_know`: whether all workers act by the trainers published last; `identity` is the source's."""
         self.job_datasets = JobDatasets()
         self.accounts = JobAccounts(cache.engine.schedule.planned, time.time() - steady_clock.now())
         self._cache = cache
@@ -232,10 +231,7 @@ class Training:
             self.feed.served(job_dataset.job_dataset_id, access.wanted, access.inode)
 
     def _read_unseen(self, reads: Sequence[tuple[int, int]]) -> None:
-        """Trainers took these samples, and no worker saw the opens: the kernel had the bytes.
-
-        Where the kernel reports every open, what is unseen was not opened, or its event was lost.
-        """
+        """Trainers took these samples, and no worker saw the opens: the kernel had the bytes, or an event was lost."""
         if not self._immutable:
             return
         now_s = steady_clock.now()

@@ -178,10 +178,7 @@ def _list_bytes(chunk: Samples) -> int:
 
 
 def is_below_mount(path: bytes) -> bool:
-    """Whether a relative path lies below the mount, and is written in its one normal form.
-
-    Control files are no samples, so of the control directory only the views count.
-    """
+    """Whether a relative path lies below the mount, in its one normal form; of the control directory, views alone."""
     names = path.split(b"/")
     if names[0] == b".spiderfs" and not path.startswith(VIEWS_DIRECTORY + b"/"):
         return False
@@ -347,10 +344,7 @@ class HookSink(Protocol):
     def exchange(
         self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[np.uint32]:
-        """One sample of a declared list for each that is wanted, or none; the plan may come later.
-
-        `ready` says of each sample whether the job can use a partial sample of it.
-        """
+        """One sample for each that is wanted, or none; `ready`: of which the job can use a partial sample."""
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
@@ -678,10 +672,7 @@ def listen(path: Path) -> socket.socket:
 
 
 class HookServer:
-    """Admits trainers that connect to the hook's socket, and passes their messages to `sink`.
-
-    `count` adds to a counter of `metrics.COUNTERS`, by its name.
-    """
+    """Admits trainers at the hook's socket, and passes their messages to `sink`; `count` adds to a named counter."""
 
     def __init__(
         self,
@@ -698,11 +689,7 @@ class HookServer:
         self.trainers: list[Trainer] = []
 
     async def serve(self, listener: socket.socket, path: Path) -> None:
-        """Serve connections until cancelled; the failure of one connection ends only that connection.
-
-        `path` is that of the listening socket. Where its file goes away, because someone tidies up, another takes its
-        place, and connections go on.
-        """
+        """Serve connections until cancelled; if the socket's file at `path` goes away, another takes its place."""
         async with trio.open_nursery() as connections:
             while True:
                 accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))

@@ -66,10 +66,7 @@ class PartialKeeper:
         self.most_bytes = most_bytes
 
     def begin(self, begun: PartialSamples) -> int:
-        """A process that keeps samples begins; returns how many bytes all that give the same name may fill.
-
-        Raises ProtocolError for a job that cannot share them with those that do.
-        """
+        """Begin for a process; returns how many bytes its store may fill. Raises ProtocolError if jobs do not agree."""
         if begun.job is not None and begun.samples is not None:
             turns = self._turns.get(begun.store) or SharedTurns(begun.samples)
             if turns.samples != begun.samples:
@@ -114,10 +111,7 @@ class PartialKeeper:
         return self._cache.partials
 
     async def keep(self, fd: int, size: int, inode: int, replaces: int | None) -> None:
-        """Keep the bytes of a sealed memory file under this inode.
-
-        Raises ProtocolError for a bad descriptor, inode or size, and if there is no room; StoreError.
-        """
+        """Keep the bytes of a sealed memory file; raises ProtocolError, also if there is no room, and StoreError."""
         if inode < FIRST_PARTIAL:
             raise ProtocolError(f"{inode} is the inode of a sample: a partial sample's is {FIRST_PARTIAL} or more")
         if not 0 < size <= self.most_bytes:

@@ -196,10 +196,7 @@ class DeclaredLists:
         self._beginning = trio.Lock()
 
     async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
-        """Take a list that a trainer declares: its job's job dataset of this list begins, or goes on.
-
-        Raises ProtocolError if all job datasets together would have more than MAX_SAMPLES.
-        """
+        """Begin, or go on with, the job dataset of a declared list; raises ProtocolError for more than MAX_SAMPLES."""
         digest = digest_of(samples)
         job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
         warnings: list[str] = []

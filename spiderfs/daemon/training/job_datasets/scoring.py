@@ -108,10 +108,7 @@ class BatchScoring:
         self._served_samples.forget(trainer)
 
     async def learn(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> None:
-        """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has.
-
-        Where a score is a place within a batch, each batch is scored by itself, all its rows.
-        """
+        """Score up to ROWS_AT_ONCE rows of batches of one shape; each batch whole, if scores are places within it."""
         apart = SCORINGS[self.scoring].ranks_within_batches
         groups: Sequence[Sequence[Batch]] = [[batch] for batch in batches] if apart else [batches]
         for group in groups:
@@ -135,10 +132,7 @@ class BatchScoring:
         self._nodes.publish(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
 
     def _rows(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> _Rows | None:
-        """Match the rows of these batches with the samples that were served; returns the rows to score.
-
-        Returns None if no row is of a sample of the list.
-        """
+        """The rows to score, matched with the samples that were served; None if none is of a sample of the list."""
         served: list[Key] = []
         for batch in batches:
             served += self._served_samples.arrived(trainer, job_dataset.list.inodes[batch.indices].tolist())
@@ -186,10 +180,7 @@ class BatchScoring:
         return scored
 
     async def _publish(self, name: str, job_dataset: JobDataset, rows: _Rows, scored: BatchScores) -> list[SharedHub]:
-        """Give the policy the scores that the scoring `name` has made of these rows, and a hub of each batch.
-
-        A batch's hub is the best of its samples that is not a hub yet; returns these.
-        """
+        """Give the policy these scores, and of each batch its best sample that is no hub yet; returns these hubs."""
         hubs: list[SharedHub] = []
         if not await self._pass_on(name, job_dataset, scored.ids, lambda some: scored.scores[some]):
             return hubs
@@ -282,11 +273,7 @@ class BatchScoring:
         return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
     async def described(self, job_dataset: JobDataset, sample: int) -> list[tuple[str, str]] | None:
-        """Figures of a job dataset's scoring for people, by name; None before anything was scored.
-
-        If the scoring has an index, this says which share of the neighbours the index finds: it is compared with all
-        samples of the list, for `sample` of them.
-        """
+        """Figures of a scoring by name, with the recall of its index among `sample` samples; None before any score."""
         scoring = self.of(job_dataset)
         if scoring is None:
             return None

@@ -106,8 +106,7 @@ class _OutgoingPlan:
 
 @dataclass
 class _IncomingPlan:
-    """When the last message of a reader on another node came, and the pieces of its plan so far; None if one is
-    lost."""
+    """When the last message of a reader on another node came, and the pieces of its plan; None if one is lost."""
 
     epoch: int
     at_s: float
@@ -476,8 +475,7 @@ class SeveralNodes:
             self._link.look_again()
 
     async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
-        """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or by `run`, and
-        soon."""
+        """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or soon, by `run`."""
         if self._nursery is None or not self._trainers.scores_for_all(job_id):
             await act()
             return
@@ -528,10 +526,7 @@ class SeveralNodes:
     async def run(
         self, learner: Learner, publish: Callable[[], Awaitable[None]], plans: RemotePlans | None = None
     ) -> None:
-        """Receive from other nodes, and `publish` what readers are to know of it, for as long as the mount lasts.
-
-        `plans` has its own streams, if plans are shared.
-        """
+        """Receive from other nodes while the mount lasts, and `publish` what readers are to know; `plans` if shared."""
         self._learner = learner
 
         def planned() -> dict[str, JobDataset]:

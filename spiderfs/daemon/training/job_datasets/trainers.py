@@ -27,10 +27,7 @@ _MAX_NUMBER = 0xFFFF
 
 class Trainers:
     def __init__(self, publish: Callable[[Iterable[Attached]], None], has_substitutes: Callable[[], bool]) -> None:
-        """`publish` writes the list for workers, and raises OSError if it cannot.
-
-        `has_substitutes` says whether the policy has any; call `self.publish` when it says something else.
-        """
+        """`publish` writes the list for workers or raises OSError; call `self.publish` if `has_substitutes` changes."""
         self._publish, self._has_substitutes = publish, has_substitutes
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
@@ -91,10 +88,7 @@ class Trainers:
         return trainer.rank <= min(other.rank for other in self._numbers if other.job_id == trainer.job_id)
 
     def ends_epoch(self, trainer: Trainer, epoch: int) -> bool:
-        """Whether a trainer's end of an epoch is that of its job here: that of the lowest rank that this mount has.
-
-        Higher ranks end it for themselves, also those that stay when that one has left.
-        """
+        """Whether a trainer's end of an epoch is its job's here: the lowest rank's, and no higher one's after it."""
         if not self.leads(trainer):
             return False
         who, last = self._ended.get(trainer.job_id, (trainer, -1))

@@ -154,16 +154,14 @@ class IndexBuilder:
 
     def add_directory(self, name: bytes, mode: int) -> None:
         """Add a directory; those on the way to a member need not be added. Raises ArchiveFailed as `add` does."""
-        path = _plain(name)
-        if path:
+        if path := _plain(name):
             self._directories[path] = (*self._directory(path)[:2], mode)
         elif path is None:
             self.left_out += 1
 
     def add_alias(self, name: bytes, target: bytes) -> None:
         """The path `name` means what `target` means now."""
-        path = _plain(target)
-        if not path:
+        if not (path := _plain(target)):
             self.left_out += 1
         elif self.add(name, _ALIAS):
             self._aliases.append((len(self._hashes) - 1, xxhash.xxh3_64_intdigest(path)))

@@ -112,8 +112,7 @@ class Neighbourhood:
     def node(self, catalogue: Catalogue, member: Member) -> Node | None:
         """The file of a member, if its name is known and means this version."""
         path = self.archive + b"/" + self._index.path(member.number)
-        dentry = catalogue.find(*catalogue.parent_of(path))
-        if dentry is None or not dentry.stat.size:
+        if (dentry := catalogue.find(*catalogue.parent_of(path))) is None or not dentry.stat.size:
             return None
         if dentry.stat.version.tag != self._index.tag(self._index.row(member.number)):
             return None
@@ -195,12 +194,10 @@ class Indices:
     def of(self, archive: bytes, version: Version) -> ArchiveIndex:
         """The index of this version of an archive; raises ArchiveDamaged, SourceNotReady while it is being made."""
         key = archive, version
-        index = self.here(archive, version)
-        if index is None:
+        if (index := self.here(archive, version)) is None:
             self._check_settled(key)
             with self._lock:
-                coming = self._coming.get(key)
-                if coming is None:
+                if (coming := self._coming.get(key)) is None:
                     coming = self._coming[key] = self._indexers.threads.submit(self._made, *key)
                     coming.add_done_callback(lambda _: self._coming.pop(key, None))
             try:
@@ -375,14 +372,12 @@ class ArchiveSource:
         self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
 
     def stat(self, path: bytes) -> SourceStat:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.stat(path)
         return self._member(place)[2] if place.below else self._directory_stat(place.found)
 
     def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             for name, found in self.inner.scan(path, known):
                 is_archive = name.endswith(self._suffixes) and stat.S_ISREG(found.mode)
                 yield name, self._directory_stat(found) if is_archive else found
@@ -404,8 +399,7 @@ class ArchiveSource:
             except SourceChanged:
                 self.stat(path)  # raises SourceNotFound if it is gone
                 raise
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.read(path, offset, length, version)
         index, row, found = self._member(place)
         if row.kind != FILE or found.version != version:
@@ -419,8 +413,7 @@ class ArchiveSource:
         return streamed(self.inner, path, offset, length, version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.read_present(path, most_bytes)
         index, row, found = self._member(place)
         if row.kind != FILE or row.size > most_bytes:
@@ -428,8 +421,7 @@ class ArchiveSource:
         return found, self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def readlink(self, path: bytes) -> bytes:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.readlink(path)
         index, row, _ = self._member(place)
         if row.kind != LINK:
@@ -443,8 +435,7 @@ class ArchiveSource:
         return []
 
     def getxattr(self, path: bytes, name: str) -> bytes | None:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.getxattr(path, name)
         if place.below:
             self._member(place)
@@ -498,8 +489,7 @@ class ArchiveSource:
 
     def _member(self, place: _ArchivePlace) -> tuple[ArchiveIndex, IndexRow, SourceStat]:
         index = self.indices.of(place.archive, place.found.version)
-        row = index.find(place.below)
-        if row is None:
+        if (row := index.find(place.below)) is None:
             above = place.below
             while above and (row := index.find(above := above.rpartition(b"/")[0])) is None:
                 pass

@@ -27,8 +27,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 def find_mount(path: str | Path) -> Mount:
     """The spiderfs mount at a path; raises MountError if there is none."""
-    mount = mount_at(path)
-    if mount is None:
+    if (mount := mount_at(path)) is None:
         # This import is here because it takes longer than the rest of most commands.
         from spiderfs.sources.open import without_secrets
 

@@ -233,8 +233,7 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[Sequence[str], str]]) -
 
 def _chart(of: str, values: Sequence[tuple[int, float]], shown: Callable[[float], str], top: float) -> str:
     """Bars of one figure by epoch, with the largest value; they end at `top`, or at that value. Zeros need no chart."""
-    most = max(value for _, value in values)
-    if not most:
+    if not (most := max(value for _, value in values)):
         return ""
     top = top or most
     room, step = _HEIGHT - _HEAD - _FOOT, _WIDTH / len(values)

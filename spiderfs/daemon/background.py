@@ -72,8 +72,7 @@ def detach() -> Callable[[str], None] | None:
 
 def notify_systemd(state: str) -> None:
     """Send systemd a state such as READY=1 (sd_notify(3)), if it has started this process; a failure is logged."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
+    if not (address := os.environ.get("NOTIFY_SOCKET")):
         return
     # A leading @ is an abstract address, written as a NUL byte (unix(7)).
     try:

@@ -330,8 +330,7 @@ class MountContext:
 
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""
-        split = self.partition.split
-        if split is None or not self.forms.mixed:
+        if (split := self.partition.split) is None or not self.forms.mixed:
             return NO_VIEWS
         return ViewsRoom(split.views, catalogue.is_shown_as_view)
 

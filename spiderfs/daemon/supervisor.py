@@ -204,8 +204,7 @@ def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
     if foreground:
         _serve(options, foreground, lambda failure: None, attach)
         return 0
-    report = detach()
-    if report is None:
+    if (report := detach()) is None:
         return 0
     status = 1
     try:
@@ -242,8 +241,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
     bind_to_source(layout, source.identity)
     locks = lock_other_directories(others, options.mountpoint, source.identity)
     context = create_context(options, source, [path for path in others if path not in locks])
-    rebuilt = context.claim_store()
-    if rebuilt:
+    if rebuilt := context.claim_store():
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
     publish_options(layout.run, options)
@@ -304,8 +302,7 @@ class Supervisor:
         supervisor = os.getpid()
         self._starts[index] = self._begun(index) + 1
         self._deaths.started(index, again)
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             self._children[pid] = index
             return
         if not end_with_parent(supervisor):
@@ -324,8 +321,7 @@ class Supervisor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            index = self._children.pop(pid, None)
-            if index is not None:
+            if (index := self._children.pop(pid, None)) is not None:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
         for pid in list(self._children):
             if (held_up := ended_status(pid)) is not None:
@@ -384,8 +380,7 @@ class Supervisor:
             if index == MANAGER:
                 # No one waits for what a dead manager was fetching.
                 self._context.flights.clear()
-            pause_s = self._deaths.pause_s(index)
-            if pause_s is None:
+            if (pause_s := self._deaths.pause_s(index)) is None:
                 raise MountError(
                     f"{DEATHS} workers in a row died, and no request was answered in between:"
                     f" giving up, {self._log_place} says why"
@@ -443,8 +438,7 @@ class Supervisor:
         """If the cache directory or a part of it was deleted or moved, begin again with what is left."""
         context = self._context
         context.disks.look()
-        missing = context.lost_part(self._lock)
-        if missing is None:
+        if (missing := context.lost_part(self._lock)) is None:
             self._cache_is_lost = False
             return
         try:

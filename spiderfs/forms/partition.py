@@ -42,8 +42,7 @@ class Split(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Split:
         """A split from `50-30-20`, in percent; raises ValueError with one line that says what to write."""
-        match = _SPLIT.fullmatch(text)
-        if match is None:
+        if (match := _SPLIT.fullmatch(text)) is None:
             raise ValueError("write percents of originals, views and augmented samples like 50-30-20")
         percents = [int(part) for part in match.groups()]
         if sum(percents) != 100:

@@ -76,8 +76,7 @@ def capacity_remark(capacity: Capacity, cache_dir: Path, *others: Path) -> str:
 
 def missing_remark(others: Iterable[Path]) -> str:
     """Which directories of a cache are left out, as a line for the user; empty if there is none."""
-    missing = [str(place) for place in others if not os.access(place, os.W_OK | os.X_OK)]
-    if not missing:
+    if not (missing := [str(place) for place in others if not os.access(place, os.W_OK | os.X_OK)]):
         return ""
     return f"the cache goes without {', '.join(missing)}: mount the disk, and create a directory that you may write to"
 

@@ -51,8 +51,7 @@ def counted(number: float, noun: str) -> str:
 def parse_size(value: str | int | float) -> int:
     """The number of bytes in a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
     number, unit = _split(value, "a size", "20GiB, 100MB or 4096")
-    factor = SIZE_UNITS.get(unit.upper())
-    if factor is None:
+    if (factor := SIZE_UNITS.get(unit.upper())) is None:
         raise ValueError(f"unknown unit {unit!r} of a size: write it like 20GiB, 100MB or 4096")
     size = number * factor
     if size.denominator != 1:
@@ -81,8 +80,7 @@ def parse_duration(value: str | int | float) -> float:
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinite")):
         return math.inf
     number, unit = _split(value, "a duration", "30s, 5min, 1h or inf")
-    factor = DURATION_UNITS.get(unit.lower())
-    if factor is None:
+    if (factor := DURATION_UNITS.get(unit.lower())) is None:
         raise ValueError(f"unknown unit {unit!r} of a duration: write it like 30s, 5min, 1h or inf")
     return float(number * factor)
 
@@ -120,8 +118,7 @@ class Capacity:
         if isinstance(value, Capacity):
             return value
         if isinstance(value, str) and value.rstrip().endswith("%"):
-            match = _PERCENTAGE.fullmatch(value)
-            if match is None:
+            if (match := _PERCENTAGE.fullmatch(value)) is None:
                 raise ValueError(f"{value!r} is not a percentage: write it like 20% or 2.5%")
             return cls(float(match[1]), "percent")
         return cls(parse_size(value), "bytes", bare=str(value).strip().isdigit())

@@ -350,8 +350,7 @@ class BenchFindings:
         """What to mount with, and why."""
         work = "decodes" if self.images else "reads"
         why = f"your loader {work} {self.local} {self.noun}/s from memory and {self.direct} from the source"
-        way = self.best()
-        if way is None:
+        if (way := self.best()) is None:
             return f"{why}: {self._why_not()}"
         options = f"immutable,capacity={self.capacity}" + (f",view={way}" if way in READY else "")
         plan = " and give the training trainer_hook.plan()" if way != LRU else ""

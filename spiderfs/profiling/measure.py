@@ -250,8 +250,7 @@ def measure(
                     uncached.append(loader.measure(first, count))
         say("the source")
         with private_mount(options, above, NO_VIEW) as mount:
-            files = files_below(mount.root, _FILES)
-            if not files:
+            if not (files := files_below(mount.root, _FILES)):
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
             samples = wanted.total or (sum(1 for _ in _walk(mount.root)) if loader is None else loader.samples)
@@ -273,8 +272,7 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
     first, count = _samples(loader, wanted.samples)
     encoded = _repeated(loader, first, count)
     step_s = loader.step_s(_STEPS) if loader.steps else None if wanted.rate is None else loader.batch / wanted.rate
-    sample_bytes = loader.mount.bytes_of_a_sample()
-    if not sample_bytes:
+    if not (sample_bytes := loader.mount.bytes_of_a_sample()):
         raise UsageError(
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"

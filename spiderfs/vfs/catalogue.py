@@ -161,8 +161,7 @@ class Catalogue:
 
     def node(self, inode: int) -> Node:
         """The row of an inode that the kernel names; raises Stale if there is none."""
-        node = self.known(inode)
-        if node is None:
+        if (node := self.known(inode)) is None:
             raise Stale(f"inode {inode & ~PROVISIONAL} is not known (any more)")
         return node
 
@@ -173,8 +172,7 @@ class Catalogue:
         have it open go on with it.
         """
         version = inode & ~PROVISIONAL
-        row = self._records.get("inode", _INODE_KEY.pack(version))
-        if row is None:
+        if (row := self._records.get("inode", _INODE_KEY.pack(version))) is None:
             return None
         found, settles_at = _stat_of(row, 0)
         shown = self._shown(inode, found) if inode == version else found._replace(viewed=False)
@@ -211,8 +209,7 @@ class Catalogue:
 
     def is_shown_as_view(self, inode: Any) -> bool | None:
         """Whether the root shows a view of this file; None if nothing is recorded of the inode."""
-        row = self._records.get("inode", _INODE_KEY.pack(inode))
-        if row is None:
+        if (row := self._records.get("inode", _INODE_KEY.pack(inode))) is None:
             return None
         place = self.forms.place(row[_STAT.size :])
         return not place.root and place.form != ORIGINAL
@@ -229,8 +226,7 @@ class Catalogue:
 
     def _named(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
-        row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
-        if row is not None:
+        if (row := self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))) is not None:
             dentry = self._dentry(hashed, row)
             if dentry.name == name:
                 return dentry
@@ -266,8 +262,7 @@ class Catalogue:
         place = self.forms.place(path)
         found = self.directory_inode(place.root)
         for name in place.path.split(b"/") if place.path else ():
-            dentry = self.find(found, name)
-            if dentry is None:
+            if (dentry := self.find(found, name)) is None:
                 return None
             found = dentry.inode
         return found
@@ -294,8 +289,7 @@ class Catalogue:
 
     def listing(self, inode: int) -> Listing | None:
         """The last scan of the directory as a whole, if there ever was one."""
-        row = self._records.get("listing", _INODE_KEY.pack(inode))
-        if row is None:
+        if (row := self._records.get("listing", _INODE_KEY.pack(inode))) is None:
             return None
         scanned_at, seconds, nanoseconds, settles_at = _LISTING.unpack(row)
         return Listing(scanned_at, joined_time(seconds, nanoseconds), settles_at)
@@ -321,8 +315,7 @@ class Catalogue:
 
     def _fingerprint(self, form: str) -> bytes:
         """The fingerprint of a form. The first process of a mount that needs it takes a tenth of a second."""
-        known = self.forms.known_fingerprint(form)
-        if known is not None:
+        if (known := self.forms.known_fingerprint(form)) is not None:
             return known
         published = self.fact(_FINGERPRINT_FACT + form)
         if published is not None and _MOUNTED_AT.unpack_from(published)[0] != self.forms.mounted_at_s:
@@ -343,8 +336,7 @@ class Catalogue:
 
     def record_gone(self, parent: int, name: bytes, now: float) -> None:
         """Note that `name` does not exist; the source was asked about it at `now`."""
-        known = self._named(parent, name)
-        if known is not None:
+        if (known := self._named(parent, name)) is not None:
             rows = _Rows(self.node(parent), now, self._now)
             rows.remove(known)
             self._records.put(rows.rows, ("dentry", rows.is_newer))
@@ -418,8 +410,7 @@ class Catalogue:
         root = self.forms.place(path).root
         while path != root:
             parent, name = self.parent_of(path)
-            known = self.find(parent, name)
-            if known is not None:
+            if (known := self.find(parent, name)) is not None:
                 row = _dentry_row(known._replace(checked_at=NEVER))
                 rows.append(("dentry", _DENTRY_KEY.pack(parent, known.position), row))
             path = path.rpartition(b"/")[0] if whole else root
@@ -487,8 +478,7 @@ class Catalogue:
             if other == name:  # readdir(3) may give one twice while the directory changes
                 return position, None
             if other is None:
-                row = self._records.get("dentry", _DENTRY_KEY.pack(parent, position))
-                if row is None:
+                if (row := self._records.get("dentry", _DENTRY_KEY.pack(parent, position))) is None:
                     return position, None
                 dentry = self._dentry(position, row)
                 if dentry.name == name:
@@ -504,10 +494,8 @@ class Catalogue:
         view = self._fingerprint(place.form) if version is not None or place.root else b""
         inode = _version_hash(path if version is None else place.path, version, view)
         while True:
-            other = taken.get((0, inode))
-            if other is None:
-                row = self._records.get("inode", _INODE_KEY.pack(inode))
-                if row is None:
+            if (other := taken.get((0, inode))) is None:
+                if (row := self._records.get("inode", _INODE_KEY.pack(inode))) is None:
                     return inode, None
                 known, settles_at = _stat_of(row, 0)
                 other = row[_STAT.size :]

@@ -356,8 +356,7 @@ class Control:
             return b""
         if _index(handle) == _LOG:
             return self._read_log(offset, size)
-        text = self._snapshots.read(handle, offset, size)
-        if text is None and not handle & _WRITING:
+        if (text := self._snapshots.read(handle, offset, size)) is None and not handle & _WRITING:
             return await self._ask_again(handle, offset, size)
         return text or b""
 

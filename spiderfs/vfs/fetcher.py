@@ -72,8 +72,7 @@ class ShownViews:
         """The file with the size of its view: the one that was noted first, this one if there was none."""
         if node.stat.original_size is not None:
             return node
-        known = self._catalogue.known(node.inode)
-        if known is not None and known.stat.original_size is not None:
+        if (known := self._catalogue.known(node.inode)) is not None and known.stat.original_size is not None:
             return node._replace(stat=known.stat)
         size = await trio.to_thread.run_sync(partial(self._catalogue.record_view, node.inode, size))
         return node._replace(stat=node.stat._replace(size=size, original_size=node.stat.size))
@@ -330,8 +329,7 @@ class Fetcher:
     def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
         """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
         try:
-            payload = self._content.read(key, offset, size)
-            if payload is None and self._content.has(key):
+            if (payload := self._content.read(key, offset, size)) is None and self._content.has(key):
                 self._counters.add("checksum_failures")
         except StoreError as exc:
             self._failed(exc)
@@ -497,19 +495,16 @@ class Fetcher:
 
     async def _fetch_provisional(self, key: ContentKey, node: Node, read: Callable[[], Awaitable[bytes]]) -> Fetched:
         payload = await read()
-        if node.settles_at == math.inf:
-            # The inode here is the handle of one open (`provisional_files.py`), so no one else finds the bytes there.
-            # The blocks of a large file would push out those of all others.
-            kept = not key.block and self._unstored.keep(key, payload)
-            if not kept:
-                self._transit.put(key, payload)
+        # The inode is then the handle of one open (`provisional_files.py`), so no one else finds the bytes there. The
+        # blocks of a large file would push out those of all others.
+        if node.settles_at == math.inf and (key.block or not self._unstored.keep(key, payload)):
+            self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
 
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
-        waited = not self._fetch_lock.try_hold(key)
-        if waited:
+        if waited := not self._fetch_lock.try_hold(key):
             with trio.CancelScope(deadline=patience.until) as waiting:
                 wait, threads = self._fetch_lock.wait, self._waiting_threads
                 await trio.to_thread.run_sync(wait, key, abandon_on_cancel=True, limiter=threads)

@@ -189,8 +189,7 @@ class Filesystem(Part):
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a substitute."""
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
-            substitute = await self._substitutes.given(dentry, parent, caller)
-            if substitute is not None:
+            if (substitute := await self._substitutes.given(dentry, parent, caller)) is not None:
                 substitute = await self._on_demand.sized(substitute)
                 return Entry(self._attributes(substitute.inode, substitute.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
@@ -320,8 +319,7 @@ class Filesystem(Part):
         listing = self._catalogue.listing(inode)
         scanned_at = 0.0 if listing is None else listing.scanned_at
         # The listing that the kernel keeps was read after this worker had last made the kernel drop an older one.
-        kept = self._listings_kept.get(inode) == scanned_at
-        if not kept:
+        if not (kept := self._listings_kept.get(inode) == scanned_at):
             if len(self._listings_kept) >= _LISTINGS_KEPT:
                 self._listings_kept.clear()
             self._listings_kept[inode] = scanned_at
@@ -375,8 +373,7 @@ class Filesystem(Part):
             node = self._catalogue.node(inode)
             opened = await self._open_file(node, inode, caller, delivery, once_more)
         except Stale:
-            read_at_lookup = self._provisional_files.open_unstored(inode, caller)
-            if read_at_lookup is None:
+            if (read_at_lookup := self._provisional_files.open_unstored(inode, caller)) is None:
                 self._unstored.open_failed(caller.pid)
                 raise
             opened = read_at_lookup
@@ -413,14 +410,12 @@ class Filesystem(Part):
         if inode & PROVISIONAL:
             piece = await self._provisional_files.read(inode, handle, offset, size)
         else:
-            piece = self._ranges.read_again(handle, offset, size, caller)
-            if piece is None:
+            if (piece := self._ranges.read_again(handle, offset, size, caller)) is None:
                 piece = self._fetcher.local(ContentKey(handle), offset, size)
             if piece is None:
                 node = self._catalogue.node(handle)
                 if node.stat.size > self.settings.sample_max_bytes:
-                    piece = await self._ranges.read(node, offset, size, caller)
-                    if piece is None:
+                    if (piece := await self._ranges.read(node, offset, size, caller)) is None:
                         piece = await self.large_files.read(node, offset, size)
                 else:
                     piece = await self._small_files.read(node, offset, size)

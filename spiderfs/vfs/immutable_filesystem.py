@@ -65,8 +65,7 @@ class ImmutableFilesystem(Filesystem):
         if not gives:
             return await super()._answer(dentry, left, parent, caller)
         before = self._redirects.last_lookup(caller.pid)
-        substitute = await self._substitutes.given(dentry, parent, caller)
-        if substitute is None:
+        if (substitute := await self._substitutes.given(dentry, parent, caller)) is None:
             return self._entry(await self._on_demand.sized_name(dentry), 0.0)
         substitute = await self._on_demand.sized(substitute)
         attributes = self._attributes(substitute.inode, substitute.stat, FOREVER_S)
@@ -212,8 +211,7 @@ class ImmutableFilesystem(Filesystem):
 
     async def _sized_ahead(self, dentry: Dentry) -> Dentry:
         """A name with the size of what is shown; what was fetched for that is reported to the manager."""
-        sized = await self._on_demand.sized_ahead(dentry)
-        if sized is None:
+        if (sized := await self._on_demand.sized_ahead(dentry)) is None:
             return dentry
         node, fetched = sized
         # Reported before the READ that follows, which another worker may get.

@@ -237,8 +237,7 @@ class Parts:
             self._counters.add("origin_bytes", own_bytes)
             part.advance(len(part.keys))
             heads = reply[_OWN_BYTES.size :]
-            taken = await self._landing.run(self._content.land_part, part.keys, part.length, heads)
-            if taken:
+            if taken := await self._landing.run(self._content.land_part, part.keys, part.length, heads):
                 self._fetcher.store_works()
             return FETCHED if taken else REFUSED
         except (SourceError, MemoryError) as exc:
@@ -357,8 +356,7 @@ class ReadAhead:
         return self._started > 0 or (self.parts is not None and self.parts.in_flight > 0)
 
     def _window(self, node: Node) -> _Window:
-        window = self._windows.get(node.inode)
-        if window is None:
+        if (window := self._windows.get(node.inode)) is None:
             window = self._windows[node.inode] = _Window(self._depth_blocks)
             if len(self._windows) > _FILES:
                 self._windows.popitem(last=False)
@@ -498,8 +496,7 @@ class LargeFiles(Part):
             if block in new:
                 piece = await self._read_piece(node, first + start, size, range(block, block + 1))
             else:
-                piece = await self._part_piece(node, block, start, size, patience)
-                if piece is None:
+                if (piece := await self._part_piece(node, block, start, size, patience)) is None:
                     piece = await self._block(node, block, start, size, patience)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
@@ -538,8 +535,7 @@ class LargeFiles(Part):
         """A page, read with others around it: while READs say what a sample has, the kernel adds none to them."""
         window = (node.inode, offset // _WINDOW_BYTES)
         begin = window[1] * _WINDOW_BYTES
-        payload = self._windows.pop(window, None)
-        if payload is None:
+        if (payload := self._windows.pop(window, None)) is None:
             length = min(_WINDOW_BYTES, node.stat.size - begin)
             payload = await self._on_demand.read_uncached(node, begin, length)
         self._windows[window] = payload
@@ -582,11 +578,9 @@ class LargeFiles(Part):
 
     async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> memoryview:
         key = ContentKey(node.inode, block)
-        piece = self._fetcher.local(key, offset, size)
-        if piece is not None:
+        if (piece := self._fetcher.local(key, offset, size)) is not None:
             self._counters.add("block_hits")
-            coming = self._fetcher.on_its_way(key)
-            if coming is None:
+            if (coming := self._fetcher.on_its_way(key)) is None:
                 self._note_block(node, block, HIT)
             else:
                 # Read-ahead fetched it. The manager cannot keep a block if the event precedes its record in the store.
@@ -616,8 +610,7 @@ class LargeFiles(Part):
 
     def _ask_store(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
         """The store's answer about a file of this inode and its size; None if the store or the catalogue has none."""
-        node = self._catalogue.known(inode)
-        if node is None:
+        if (node := self._catalogue.known(inode)) is None:
             return None
         try:
             return ask(inode, node.stat.size)

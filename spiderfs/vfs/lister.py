@@ -75,8 +75,7 @@ class Lister:
 
     async def root(self, timeout_s: float | None = None) -> Node:
         """The root of the source, which is recorded when it is met first; `timeout_s` as in `SourceClient.call`."""
-        known = self._catalogue.known(ROOT_INODE)
-        if known is None or self._catalogue.known(VIEWS_INODE) is None:
+        if (known := self._catalogue.known(ROOT_INODE)) is None or self._catalogue.known(VIEWS_INODE) is None:
             found = await self._client.stat(b"", timeout_s) if known is None else known.stat
             await trio.to_thread.run_sync(self._catalogue.record_root, found)
         return self._catalogue.node(ROOT_INODE)
@@ -226,8 +225,7 @@ class Lister:
 
     def is_fresh(self, node: Node, ttl_s: float) -> bool:
         """Whether all names are known as of `ttl_s` ago: by a scan, or a look-up with the mtime of the last scan."""
-        listing = self._catalogue.listing(node.inode)
-        if listing is None:
+        if (listing := self._catalogue.listing(node.inode)) is None:
             return False
         if listing.scanned_at < self._since_s:
             return False
@@ -390,8 +388,7 @@ class _Order:
         self._last = self._end = 0
 
     def following(self, inode: int, ahead: int) -> list[Node]:
-        place = self.place_of.get(inode)
-        if place is None:
+        if (place := self.place_of.get(inode)) is None:
             return []
         last, self._last = self._last, place
         if place == 0:
@@ -435,11 +432,9 @@ class WalkAhead:
         if not directory.path or latency_s is None or latency_s < _SLOW_S or ttl_s < _LASTING * latency_s:
             return
         parent, _ = self._catalogue.parent_of(directory.path)
-        listing = self._catalogue.listing(parent)
-        if listing is None:
+        if (listing := self._catalogue.listing(parent)) is None:
             return
-        walk = self._walks.get(parent)
-        if walk is None or walk.listed_at != listing.scanned_at:
+        if (walk := self._walks.get(parent)) is None or walk.listed_at != listing.scanned_at:
             self._start(self._begin, parent, listing.scanned_at, directory.inode, ttl_s)
         else:
             self._walks.move_to_end(parent)
@@ -499,7 +494,6 @@ class WalkAhead:
                 return
             async with self._slots:
                 await self._lister.complete(node, ttl_s, ahead=True)
-            within = self._directories_in(node.inode, _FIRST_ENTRIES)
-            if not within:
+            if not (within := self._directories_in(node.inode, _FIRST_ENTRIES)):
                 return
             node = within[0]

@@ -158,8 +158,7 @@ class Redirects:
 
     def credentials_of(self, thread: int, uid: int, gid: int) -> Credentials | None:
         """The rights of a thread that the kernel says has this user and group; None where they cannot be found out."""
-        status = self._identity(thread).status
-        if status is not None and (status.uid, status.gid) != (uid, gid):
+        if (status := self._identity(thread).status) is not None and (status.uid, status.gid) != (uid, gid):
             # The thread has become another user since.
             del self._identities[thread]
             status = self._identity(thread).status
@@ -169,8 +168,7 @@ class Redirects:
 
     def _identity(self, thread: int) -> Identity:
         now = self._clock()
-        identity = self._identities.get(thread)
-        if identity is None or identity.until < now:
+        if (identity := self._identities.get(thread)) is None or identity.until < now:
             if len(self._identities) > _REMEMBERED:
                 self._identities.clear()
             identity = self._identities[thread] = self._identify(thread, now + IDENTITY_S)
@@ -195,8 +193,7 @@ class Redirects:
         pids = {trainer.pid: trainer for trainer in self._trainers}
         below = status.process
         for _ in range(_DEPTH):
-            trainer = pids.get(status.process)
-            if trainer is not None:
+            if (trainer := pids.get(status.process)) is not None:
                 return trainer if started_at(trainer.pid) == trainer.started and _is_above(status, below) else None
             if not status.parent or (status.parent == 1 and 1 not in pids):
                 return None
@@ -221,8 +218,7 @@ class Redirects:
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
         """The inode that this trainer is to be given for `wanted`; `wanted` itself if that is `at_hand` anyway."""
         now = self._clock()
-        lease = self._leases.get((trainer.number, wanted))
-        if lease is not None and lease[1] >= now:
+        if (lease := self._leases.get((trainer.number, wanted))) is not None and lease[1] >= now:
             return lease[0]
         given = wanted
         # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.

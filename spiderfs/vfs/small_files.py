@@ -70,8 +70,7 @@ class SmallFiles(Part):
         started = time.perf_counter()
         if inode in self._looked_into:
             return None
-        content = self._fetcher.beginning(ContentKey(inode), size)
-        if content is None or len(content) == size:
+        if (content := self._fetcher.beginning(ContentKey(inode), size)) is None or len(content) == size:
             return None
         self._counters.add("opens")
         self._note_hit(started, inode, len(content), caller, trainer, inode)
@@ -127,8 +126,7 @@ class RangeReader(Part):
         """The bytes of a READ as `Filesystem.read` gives them; None if they lie in no grid."""
         end = min(offset + size, file.stat.size)
         for grid in reversed(self._grids.of(file.path) if offset < end else ()):
-            extents = grid.covering(offset, end)
-            if extents is None:
+            if (extents := grid.covering(offset, end)) is None:
                 continue
             nodes = [self._catalogue.extent(Extent(file.path, *extent), file.stat) for extent in extents]
             members = [node for node in nodes if node is not None]
@@ -166,8 +164,7 @@ class RangeReader(Part):
             if payload is not None:
                 piece = memoryview(payload)[at : at + length]
             else:
-                piece = self._fetcher.local(ContentKey(member.inode), at, length)
-                if piece is None:
+                if (piece := self._fetcher.local(ContentKey(member.inode), at, length)) is None:
                     piece = await self._small_files.read(member, at, length)
             # A view does not outlive the wait for the next extent.
             pieces.append(piece if until >= end else bytes(piece))

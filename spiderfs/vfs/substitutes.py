@@ -35,8 +35,7 @@ class Substitutes(Part):
 
     async def given(self, dentry: Dentry, parent: int, caller: Caller) -> Node | None:
         """The substitute that the caller gets for a name in the directory `parent`; None: it gets the file itself."""
-        trainer = self._redirects.trainer_of(caller.pid)
-        if trainer is None:
+        if (trainer := self._redirects.trainer_of(caller.pid)) is None:
             return None
         substitute = self._redirects.substitute(dentry.inode, trainer, self._fetcher, self._settings())
         node = None if substitute is None else await self._openable(substitute, parent, caller)

@@ -49,13 +49,11 @@ class Xattrs(Part):
             return await self._reads(name.removeprefix(READS_XATTR), caller)
         node = self._catalogue.node(inode)
         if name.startswith(_PREFIX) and node.is_regular:
-            render = _OWN.get(name.removeprefix(_PREFIX))
-            if render is None:
+            if (render := _OWN.get(name.removeprefix(_PREFIX))) is None:
                 raise NoAttribute(name)
             await self._fetcher.caught_up()
             return os.fsencode(render(self, node))
-        value = await self._client.getxattr(node.path, name)
-        if value is None:
+        if (value := await self._client.getxattr(node.path, name)) is None:
             raise NoAttribute(name)
         return value
 
@@ -76,8 +74,7 @@ class Xattrs(Part):
             raise NoAttribute(READS_XATTR)
         found = []
         for inode, own, begin, end in reads:
-            node = self._catalogue.known(inode)
-            if node is not None and begin < node.stat.size:
+            if (node := self._catalogue.known(inode)) is not None and begin < node.stat.size:
                 found.append(ReadBytes(own, begin, min(end, node.stat.size), node.path))
         return encoded(self._now(), found)
 

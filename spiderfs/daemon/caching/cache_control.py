@@ -240,8 +240,7 @@ class CacheControl:
 
     def pin(self, inode: int, size: int) -> bool:
         """Keep a file of `size` bytes whatever it is worth, if pins have room for it; returns whether it is pinned."""
-        pinned = self.engine.pin(inode, size)
-        if pinned:
+        if pinned := self.engine.pin(inode, size):
             # What lies in landing may have been refused, so that no one would offer it again.
             there = [member for key in self._content.keys(inode) if (member := self._content.member(key)) is not None]
             self.apply(*(self.engine.place(_engine_key(member.key), member.size) for member in there))
@@ -257,8 +256,7 @@ class CacheControl:
 
     def release(self, keys: Iterable[ContentKey]) -> None:
         """Make these records the next to be evicted, whatever their score is."""
-        going = [key for key in keys if _engine_key(key) in self.engine.members]
-        if going:
+        if going := [key for key in keys if _engine_key(key) in self.engine.members]:
             self._evict(going)
             self._content.release(going)
 
@@ -278,8 +276,7 @@ class CacheControl:
     def keep_partial(self, inode: int, size: int, replaces: int | None) -> bool:
         """Keep a partial sample that has landed, in place of an earlier one; returns whether it is kept."""
         before = self.partials.set_aside_bytes
-        gone = self.partials.made(inode, size, replaces)
-        if gone is None:
+        if (gone := self.partials.made(inode, size, replaces)) is None:
             self.apply(Changes(drop=(inode,)))
             return False
         changed = self._resize() if self.partials.set_aside_bytes != before else NOTHING
@@ -494,8 +491,7 @@ class Superseded:
         self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
         keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
         for inode in keys:
-            node = self._catalogue.known(inode)
-            if node is not None:
+            if (node := self._catalogue.known(inode)) is not None:
                 self._on_superseded(inode, node.path)
         self._cache.release([key for of_one in keys.values() for key in of_one])
         finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]

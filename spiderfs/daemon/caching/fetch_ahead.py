@@ -115,8 +115,7 @@ class Neighbours:
         self._catalogue, self._engine, self._fetcher = catalogue, engine, fetcher
 
     def _around(self, node: Node) -> Neighbourhood | Extents | None:
-        extent = extent_of(node.path)
-        if extent is None:
+        if (extent := extent_of(node.path)) is None:
             return None if self._source is None else self._source.neighbourhood(node.path, node.version)
         # Other nodes have the extents one by one.
         grids = self._grids.of(extent.file) if self._engine.homes is None else ()
@@ -134,8 +133,7 @@ class Neighbours:
         nodes = {wanted.number: node}
 
         def admits(member: Member) -> bool:
-            found = around.node(self._catalogue, member)
-            if found is None or is_resident(found.inode):
+            if (found := around.node(self._catalogue, member)) is None or is_resident(found.inode):
                 return False
             if not is_worth_it(self._engine, reader, found.inode, found.stat.size, since):
                 return False

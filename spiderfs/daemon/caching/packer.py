@@ -205,8 +205,7 @@ class Packer:
         return dentry.inode if dentry is not None and dentry.stat.version == version else 0
 
     def _forget(self, name: bytes) -> None:
-        package = self._packages.pop(name, None)
-        if package is not None:
+        if (package := self._packages.pop(name, None)) is not None:
             self._packed.difference_update(package.inodes)
 
     async def _remove_damaged(self, name: bytes, exc: StoreDamaged) -> None:
@@ -224,8 +223,7 @@ class Packer:
     async def _keep_packing(self) -> None:
         while self._may_write:
             await trio.sleep(COLLECT_PAUSE_S)
-            policy = self._cache.restocked
-            if policy is None:
+            if (policy := self._cache.restocked) is None:
                 continue
             self._follow_list(policy)
             if self._to_repack and self._collected_bytes < self._package_bytes and self._client.reachable:
@@ -252,15 +250,13 @@ class Packer:
 
     async def _repack(self, policy: Policy, name: bytes) -> None:
         """Collect what still ranks low in a package, and remove it, if too little of it does."""
-        package = self._packages.get(name)
-        if package is None:
+        if (package := self._packages.get(name)) is None:
             return
         low = package.low_bytes(policy)
         if low >= REPACKED_SHARE * sum(package.sizes):
             return
         if low:
-            read = await self._read(package)
-            if read is None:
+            if (read := await self._read(package)) is None:
                 return
             index, whole = read
             for file, inode in zip(index.files, package.inodes, strict=True):
@@ -317,16 +313,14 @@ class Packer:
             await trio.sleep(PAUSE_S)
             policy = self._cache.restocked
             while policy is self._cache.restocked and policy is not None and self._client.reachable:
-                package = self._best(policy)
-                if package is None:
+                if (package := self._best(policy)) is None:
                     break
                 await self._load(policy, package)
 
     def _best(self, policy: Policy) -> _Package | None:
         """The package with the most wanted bytes among the next few; None if no package is worth reading."""
         best, best_bytes = None, 0
-        spare = policy.room_for_unread_bytes()
-        if not spare:
+        if not (spare := policy.room_for_unread_bytes()):
             return None
         packages = list(self._packages.values())
         for step in range(min(_COMPARED, len(packages))):
@@ -351,15 +345,13 @@ class Packer:
     async def _load(self, policy: Policy, package: _Package) -> None:
         # The package does not rest if it turns out that half of it was of use.
         package.rests_until_s = trio.current_time() + _REST_S
-        read = await self._read(package)
-        if read is None:
+        if (read := await self._read(package)) is None:
             return
         index, whole = read
         self._counters.add("packages_loaded")
         records = []
         for position in self._wanted(policy, package):
-            payload = index.payload(index.files[position], whole)
-            if payload is None:
+            if (payload := index.payload(index.files[position], whole)) is None:
                 await self._remove_damaged(package.name, StoreDamaged("a file in it is damaged"))
                 return
             records.append((ContentKey(package.inodes[position]), payload))

@@ -224,8 +224,7 @@ class Prefetcher:
         try:
             due = self._due(backends)
             while backend.has_room() and not self.rate.wait_s():
-                found = next(due, None)
-                if found is None:
+                if (found := next(due, None)) is None:
                     backend.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
@@ -289,8 +288,7 @@ class Prefetcher:
             for _ in range(backend.concurrency.limit):
                 if not backend.has_room():
                     return
-                found = shared.due(ready)
-                if found is None:
+                if (found := shared.due(ready)) is None:
                     break
                 rank_id, sample = found
                 inode = shared.keys[sample]
@@ -307,8 +305,7 @@ class Prefetcher:
                 yield backend, node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
-        cursor = self._cursors.get(reader)
-        if cursor is None or cursor.epoch is not reader.epoch:
+        if (cursor := self._cursors.get(reader)) is None or cursor.epoch is not reader.epoch:
             cursor = self._cursors[reader] = _Cursor(reader.epoch)
         return cursor
 

@@ -153,8 +153,7 @@ class Pusher:
 
     async def _live(self) -> bool:
         """The life of one process; returns whether it worked. Raises OSError if it cannot be started."""
-        mount = mounted_at(self._mountpoint)
-        if mount is None:
+        if (mount := mounted_at(self._mountpoint)) is None:
             return False
         major, minor = map(int, mount.device.split(":"))
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -187,8 +186,7 @@ class Pusher:
         threads: list[int] = []
         with trio.move_on_after(BEGIN_S) as waiting:
             while len(threads) < self._at_a_time:
-                hello = await _received(answers)
-                if not hello:
+                if not (hello := await _received(answers)):
                     log.warning("the process that pushes files ahead has ended before it could begin")
                     return False
                 threads.append(*HELLO.unpack(hello))
@@ -390,8 +388,7 @@ class PushAhead:
     def _waiting_of(self, reader: PlannedReader) -> _Waiting:
         """What waits for a reader, by positions as they are now."""
         epochs = _epochs_of(reader)
-        waiting = self._waiting.get(reader)
-        if waiting is None:
+        if (waiting := self._waiting.get(reader)) is None:
             waiting = self._waiting[reader] = _Waiting(epochs)
         if waiting.epochs != epochs:
             for node, done in waiting.count_from(epochs):
@@ -403,8 +400,7 @@ class PushAhead:
         while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Admission.PREFETCH:
             node, done = self._passed.popleft()
             for reader in self._waiting:
-                position = self._passed_by(reader, node.inode)
-                if position is not None:
+                if (position := self._passed_by(reader, node.inode)) is not None:
                     self._push(node, reader, position, done)
 
     def _passed_by(self, reader: PlannedReader, inode: int) -> int | None:
@@ -538,8 +534,7 @@ class PushAhead:
         # It waits for another draw, which may be the last that finds it in memory.
         if node.inode in self._orders or (node.inode in self._untaken and not reader.exchanges):
             return 0
-        stored = node.inode in self._engine.members
-        if not stored:
+        if not (stored := node.inode in self._engine.members):
             # From now on only later draws are a reason to keep it.
             self._engine.served(*reader.located(position))
             if node.stat.size <= _PASSING_BYTES and not self._engine.would_keep(node.inode, node.stat.size):
@@ -602,11 +597,9 @@ class PushAhead:
             log.info(
                 "the kernel does not report its page cache (cachestat): planned samples are prefetched into the store"
             )
-        order = self._pop(inode)
-        if order is None:
+        if (order := self._pop(inode)) is None:
             return
-        failed = outcome != IN_MEMORY
-        if failed:
+        if failed := outcome != IN_MEMORY:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
         else:
             self._unreported.add(inode)
@@ -652,8 +645,7 @@ class PushAhead:
             self._engine.unserved(order.epoch, order.position)
 
     def _pop(self, inode: int) -> _Order | None:
-        order = self._orders.pop(inode, None)
-        if order is not None:
+        if (order := self._orders.pop(inode, None)) is not None:
             self._requests -= order.requests
             self._fetching -= not order.stored
             self._passing.discard(inode)

@@ -306,8 +306,7 @@ class Warmer:
     async def _fetch_all(self, to_prefetch: trio.MemoryReceiveChannel[int]) -> None:
         async for inode in to_prefetch:
             warming = self._warming
-            node = self._catalogue.known(inode)
-            if node is None:
+            if (node := self._catalogue.known(inode)) is None:
                 # Another version of the file was found meanwhile.
                 warming.failed += 1
             else:

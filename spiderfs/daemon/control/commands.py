@@ -192,7 +192,6 @@ async def pin_ratio(training: Training, text: bytes) -> None:
 
 def _patterns(options: Options, forms: Forms, text: bytes) -> Sequence[Pattern]:
     mountpoint = os.fsencode(options.mountpoint)
-    patterns = [Pattern(line, mountpoint, forms.linked) for line in text.split(b"\n") if line]
-    if not patterns:
+    if not (patterns := [Pattern(line, mountpoint, forms.linked) for line in text.split(b"\n") if line]):
         raise ConfigError("no path: write one path or glob a line")
     return patterns

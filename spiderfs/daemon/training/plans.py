@@ -104,8 +104,7 @@ class Sharing:
 
     def progressed(self, rank: Rank, progress: Progress) -> None:
         """A rank's loop has taken more of its samples."""
-        known = self._exchanging.get(rank)
-        if known is not None and known.epoch.number == progress.epoch:
+        if (known := self._exchanging.get(rank)) is not None and known.epoch.number == progress.epoch:
             self._take(rank, progress.taken)
 
     def planned(self, rank: Rank, plan: Plan) -> None:
@@ -181,8 +180,7 @@ class Sharing:
             self._engine.rerank()
 
     def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
-        ended = shared.ranks.get(rank)
-        if ended is not None:
+        if (ended := shared.ranks.get(rank)) is not None:
             job = str(ended.job)
             self._before[job] = self._before.get(job, Exchanged()) + ended.counts
 

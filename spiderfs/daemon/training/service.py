@@ -252,8 +252,7 @@ class Training:
         """A trainer has read a sample that its plan names; `unseen`: its open will not be reported."""
         assert isinstance(trainer, int)
         assert isinstance(draw.key, int)
-        access = draw.access
-        if access is not None:
+        if (access := draw.access) is not None:
             access = self._with_origin_bytes(access)
         elif not draw.known and not (unseen and self._immutable):
             access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, UNREPORTED)

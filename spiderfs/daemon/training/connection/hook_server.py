@@ -159,8 +159,7 @@ class Declaring:
 
     def done(self, name: str) -> None:
         """Forget the chunks of a list."""
-        begun = self._begun.pop(name, None)
-        if begun is not None:
+        if (begun := self._begun.pop(name, None)) is not None:
             self._hold(-begun.message_bytes)
 
     def end(self) -> None:
@@ -430,8 +429,7 @@ class Connection:
         """The trainer, once it has said hello, or what a loader says in its place; None if neither comes."""
         with trio.move_on_after(self._limits.hello_timeout_s):
             while True:
-                message = await self._next()
-                if message is None:
+                if (message := await self._next()) is None:
                     return None
                 if isinstance(message, Hello):
                     await self.answer(Ok(Hello.TYPE))
@@ -464,8 +462,7 @@ class Connection:
                 await self._refuse(item)
                 if item.fatal:
                     return None
-            data = await self.stream.receive_some(_RECEIVE_BYTES)
-            if not data:
+            if not (data := await self.stream.receive_some(_RECEIVE_BYTES)):
                 if self._decoder.in_frame:
                     self._count("hook_malformed", 1)
                 return None
@@ -606,8 +603,7 @@ class Connection:
 
     async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
         self._make_room(trainer, chunk.list)
-        whole = self._declaring.add(chunk, trainer.lists)
-        if whole is None:
+        if (whole := self._declaring.add(chunk, trainer.lists)) is None:
             return
         samples, rejected = whole
         try:

@@ -62,8 +62,7 @@ async def inodes_of_extents(
     inodes = np.zeros(len(paths), np.uint64)
     of_files: defaultdict[bytes, list[tuple[int, Extent]]] = defaultdict(list)
     for number, path in enumerate(paths):
-        extent = extent_of(path)
-        if extent is not None:
+        if (extent := extent_of(path)) is not None:
             of_files[extent.file].append((number, extent))
         if number % _EXTENTS_AT_A_TIME == 0:
             await trio.lowlevel.checkpoint()
@@ -118,15 +117,13 @@ class RedirectPublisher:
     async def publish(self) -> None:
         """Write the redirects that have changed since the last time."""
         async with self._publishing:
-            changes = self._feed.redirects_changed()
-            if not changes:
+            if not (changes := self._feed.redirects_changed()):
                 return
             rows = []
             for job_dataset_id, wanted, substitute in changes:
                 assert isinstance(wanted, int)
                 assert substitute is None or isinstance(substitute, int)
-                job_dataset = self._job_datasets.get(job_dataset_id)
-                if job_dataset is not None:
+                if (job_dataset := self._job_datasets.get(job_dataset_id)) is not None:
                     rows.append(redirect_row(job_dataset.number, wanted, substitute))
             await trio.to_thread.run_sync(self._records.put, rows)
 
@@ -214,8 +211,7 @@ class DeclaredLists:
             async with self._beginning:
                 await self._make_room(job_dataset_id, len(samples))
                 known_list = self._job_datasets.known_list(digest, inodes) or KnownList(digest, samples, inodes)
-                job_dataset = self._job_datasets.get(job_dataset_id)
-                if job_dataset is None:
+                if (job_dataset := self._job_datasets.get(job_dataset_id)) is None:
                     number = self._job_datasets.number_of(job_dataset_id)
                     job_dataset = JobDataset(number, trainer.job_id, known_list, self._scores_directory)
                     self._job_datasets.put(job_dataset)
@@ -251,8 +247,7 @@ class DeclaredLists:
         return warnings
 
     async def _take_over(self, job_dataset: JobDataset, job_id: str) -> None:
-        other = self._job_datasets.get(job_dataset_id_of(job_id, job_dataset.list.digest))
-        if other is not None:
+        if (other := self._job_datasets.get(job_dataset_id_of(job_id, job_dataset.list.digest))) is not None:
             await self._scoring.save_job_dataset(other)
         await self._scoring.take_over(
             job_dataset, directory_of(self._scores_directory, job_id, job_dataset.list.digest)
@@ -342,8 +337,7 @@ class DeclaredLists:
             if not self._is_used(job_dataset.job_dataset_id)
         }
         for job_dataset_id, since in list(self._unused_since.items()):
-            job_dataset = self._job_datasets.get(job_dataset_id)
-            if job_dataset is None or now - since < grace_s:
+            if (job_dataset := self._job_datasets.get(job_dataset_id)) is None or now - since < grace_s:
                 continue
             try:
                 await self._scoring.save_job_dataset(job_dataset)

@@ -122,8 +122,7 @@ class JobAccounts:
 
     def begin_epoch(self, job_id: str, epoch: int, now_s: float) -> None:
         """What a job reads from now on is of this epoch."""
-        account = self._accounts.get(job_id)
-        if account is not None and account.epoch.epoch != epoch:
+        if (account := self._accounts.get(job_id)) is not None and account.epoch.epoch != epoch:
             before = account.epoch
             account.epoch = self._epoch(before.job, before.name, epoch)
             account.before, account.began_s = before if before.samples else None, now_s
@@ -161,8 +160,7 @@ class JobAccounts:
 
     def drawn(self, access: Access, epoch: int) -> None:
         """Add what a trainer has read for a draw of this epoch."""
-        account = self._of(access.trainer)
-        if account is not None and access.where in _DRAWN:
+        if (account := self._of(access.trainer)) is not None and access.where in _DRAWN:
             account.read(access)
             self._row(account.epoch, epoch).read(access, True, self._unix_s + access.time_s)
 
@@ -178,8 +176,7 @@ class JobAccounts:
 
     def fetched_ahead(self, trainer: int, size: int) -> None:
         """Add a sample of `size` bytes that was fetched ahead for a trainer's plan."""
-        account = self._of(trainer)
-        if account is not None:
+        if (account := self._of(trainer)) is not None:
             account.origin_bytes += size
             account.epoch.origin_bytes += size
 

@@ -248,8 +248,7 @@ class BatchScoring:
         """Begin an epoch of these scorings; returns how far the scores of each job dataset spread, if it has any."""
         sigmas = {}
         for job_dataset in job_datasets:
-            scoring = self.of(job_dataset)
-            if scoring is not None:
+            if (scoring := self.of(job_dataset)) is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
                 sigmas[job_dataset.job_dataset_id] = scoring.sigma
         return sigmas
@@ -274,8 +273,7 @@ class BatchScoring:
 
     async def described(self, job_dataset: JobDataset, sample: int) -> list[tuple[str, str]] | None:
         """Figures of a scoring by name, with the recall of its index among `sample` samples; None before any score."""
-        scoring = self.of(job_dataset)
-        if scoring is None:
+        if (scoring := self.of(job_dataset)) is None:
             return None
 
         def describe() -> list[tuple[str, str]]:

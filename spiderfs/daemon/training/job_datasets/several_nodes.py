@@ -270,8 +270,7 @@ class RemotePlans:
                 case PlanPiece(draws=0):
                     self._forget(part.reader)
                 case PlanPiece():
-                    order = self._order_with(part, now_s)
-                    if order is not None:
+                    if (order := self._order_with(part, now_s)) is not None:
                         await self._take(known_list, part, order)
                 case Progress(list=reader, epoch=epoch, dispatched=position):
                     known = self._incoming.get(reader)
@@ -537,8 +536,7 @@ class SeveralNodes:
 
         async def receive(stream: str, messages: Sequence[bytes]) -> bool:
             of_plans = planned()
-            job_dataset = (self._wanted(learner.scoring) | of_plans).get(stream)
-            if job_dataset is None:
+            if (job_dataset := (self._wanted(learner.scoring) | of_plans).get(stream)) is None:
                 return False
             parts = []
             for message in messages:
@@ -570,8 +568,7 @@ class SeveralNodes:
             del self._jobs[job_id]
         found = {}
         for job_dataset in self._job_datasets:
-            scores_for_all = self._trainers.scores_for_all(job_dataset.job_id)
-            if scores_for_all is not None:
+            if (scores_for_all := self._trainers.scores_for_all(job_dataset.job_id)) is not None:
                 found[_stream(_ROWS if scores_for_all else _SCORES, scoring, job_dataset)] = job_dataset
         return found
 

@@ -42,14 +42,8 @@ from typing import NamedTuple
 import trio
 import xxhash
 
-from spiderfs.archives.formats import (
-    EXTRA_BYTES,
-    LOCAL_BYTES,
-    TAR_HEADER_BYTES,
-    bytes_begin,
-    check_tar_header,
-    unpacked,
-)
+from spiderfs import errors
+from spiderfs.archives import formats
 from spiderfs.archives.index import (
     DEFLATED,
     DIRECTORY,
@@ -64,17 +58,6 @@ from spiderfs.archives.index import (
 )
 from spiderfs.archives.indexer_process import FORMATS, MOST_SPARE_BYTES, Indexers
 from spiderfs.core.chunks import Member
-from spiderfs.errors import (
-    ArchiveDamaged,
-    ArchiveFailed,
-    SourceChanged,
-    SourceError,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceNotReady,
-    SourceThrottled,
-    SourceUnavailable,
-)
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import FAILURE_XATTR
 from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
@@ -129,17 +112,17 @@ class Neighbourhood:
             return text
         part = memoryview(whole)[member.begin - begin : member.end - begin]
         if not self._is_zip:
-            check_tar_header(part[:TAR_HEADER_BYTES], row.crc)
-            return bytes(part[TAR_HEADER_BYTES:])
-        at = bytes_begin(bytes(part[:LOCAL_BYTES]))
-        return unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
+            formats.check_tar_header(part[: formats.TAR_HEADER_BYTES], row.crc)
+            return bytes(part[formats.TAR_HEADER_BYTES :])
+        at = formats.bytes_begin(bytes(part[: formats.LOCAL_BYTES]))
+        return formats.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
 
     def _member(self, row: IndexRow) -> Member | None:
         if row.kind != FILE or row.method != STORED:
             return None
         if not self._is_zip:
-            return Member(row.number, row.offset - TAR_HEADER_BYTES, row.offset + row.size)
-        length = LOCAL_BYTES + len(self._index.path(row.number)) + EXTRA_BYTES + row.packed
+            return Member(row.number, row.offset - formats.TAR_HEADER_BYTES, row.offset + row.size)
+        length = formats.LOCAL_BYTES + len(self._index.path(row.number)) + formats.EXTRA_BYTES + row.packed
         return Member(row.number, row.offset, row.offset + length)
 
 
@@ -183,12 +166,12 @@ class Indices:
         for path in self._directory.glob("*.index"):
             try:
                 self._inner.stat(archive_of(path))
-            except (ValueError, SourceNotFound):
+            except (ValueError, errors.SourceNotFound):
                 # It may be of another revision of the format.
                 path.unlink(missing_ok=True)
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 raise
-            except SourceError:
+            except errors.SourceError:
                 pass
 
     def of(self, archive: bytes, version: Version) -> ArchiveIndex:
@@ -203,9 +186,9 @@ class Indices:
             try:
                 index = coming.result(self._indexers.moment_s)
             except TimeoutError:
-                raise SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
+                raise errors.SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
         if index.failure:
-            raise ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
+            raise errors.ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
         return index
 
     def here(self, archive: bytes, version: Version | None = None, again: bool = False) -> ArchiveIndex | None:
@@ -280,7 +263,7 @@ class Indices:
         if len(self._unsettled) >= _UNSETTLED:
             self._unsettled.clear()
         self._unsettled[key] = at
-        raise SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
+        raise errors.SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
 
     def _made(self, archive: bytes, version: Version) -> ArchiveIndex:
         """Make the index of this version, unless another process does; in a thread of this module's."""
@@ -309,8 +292,8 @@ class Indices:
         while True:
             try:
                 return self._inner.read(archive, offset, length, version)
-            except SourceUnavailable as exc:
-                failures += not isinstance(exc, SourceThrottled)
+            except errors.SourceUnavailable as exc:
+                failures += not isinstance(exc, errors.SourceThrottled)
                 if failures == limits.attempts or time.monotonic() > until_s:
                     raise
             attempt += 1
@@ -325,17 +308,17 @@ class Indices:
         kind = next(kind for kind in FORMATS if archive.endswith(b"." + kind.encode()))
         try:
             spare = self._indexers.index(kind, archive, version, read, to)
-        except SourceChanged as exc:
+        except errors.SourceChanged as exc:
             # Who asks again asks for its attributes first, and so for the new version.
-            raise SourceNotReady(f"{named} changes while it is read") from exc
+            raise errors.SourceNotReady(f"{named} changes while it is read") from exc
         except OSError as exc:
-            raise ArchiveFailed(f"{named}: its index cannot be written ({exc}): free the cache's disk") from exc
+            raise errors.ArchiveFailed(f"{named}: its index cannot be written ({exc}): free the cache's disk") from exc
         if spare and self._disk_works:
             self._disk_works = False
             log.warning("the disk of the cache takes no indices of archives, so they are kept in memory")
         index = self._keep(archive, ArchiveIndex(to, spare)) if spare else self.here(archive, version)
         if index is None:
-            raise SourceUnavailable(f"{named}: its index has been removed")
+            raise errors.SourceUnavailable(f"{named}: its index has been removed")
         if index.failure:
             log.warning("%s cannot be shown as a directory: %s", named, index.failure)
         elif index.left_out:
@@ -384,7 +367,7 @@ class ArchiveSource:
             return
         index, directory, own = self._member(place)
         if directory.kind != DIRECTORY:
-            raise SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
+            raise errors.SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
         yield b".", own
         for name, row in index.below(directory):
             yield name, self._stat_of(place.found, index, row)
@@ -396,14 +379,14 @@ class ArchiveSource:
         if known := self._known(path, version) or self._known(path, version, again=True):
             try:
                 return self._bytes_of(*known, offset, length)
-            except SourceChanged:
+            except errors.SourceChanged:
                 self.stat(path)  # raises SourceNotFound if it is gone
                 raise
         if (place := self._place(path)) is None:
             return self.inner.read(path, offset, length, version)
         index, row, found = self._member(place)
         if row.kind != FILE or found.version != version:
-            raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
         return self._bytes_of(place.archive, place.below, index, row, offset, length)
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
@@ -417,7 +400,7 @@ class ArchiveSource:
             return self.inner.read_present(path, most_bytes)
         index, row, found = self._member(place)
         if row.kind != FILE or row.size > most_bytes:
-            raise SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
         return found, self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def readlink(self, path: bytes) -> bytes:
@@ -425,7 +408,7 @@ class ArchiveSource:
             return self.inner.readlink(path)
         index, row, _ = self._member(place)
         if row.kind != LINK:
-            raise SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
         return self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def listxattr(self, path: bytes) -> list[str]:
@@ -493,7 +476,7 @@ class ArchiveSource:
             above = place.below
             while above and (row := index.find(above := above.rpartition(b"/")[0])) is None:
                 pass
-            kind = SourceNotFound if row is None or row.kind == DIRECTORY else SourceNotADirectory
+            kind = errors.SourceNotFound if row is None or row.kind == DIRECTORY else errors.SourceNotADirectory
             raise kind(f"{os.fsdecode(place.archive)} has no {os.fsdecode(place.below)}")
         return index, row, self._stat_of(place.found, index, row)
 
@@ -528,16 +511,16 @@ class ArchiveSource:
             if row.method == DEFLATED or length == row.size:
                 return self._unpacked(archive, index, row, below)[offset : offset + length]
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
-        except ArchiveFailed as exc:
-            raise ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
+        except errors.ArchiveFailed as exc:
+            raise errors.ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
 
     def _tarred(self, archive: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int) -> bytes:
         """Bytes of a tar's member: no other bytes than those behind its header."""
         if offset > _NEAR_BYTES:
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
-        header = TAR_HEADER_BYTES
+        header = formats.TAR_HEADER_BYTES
         got = memoryview(self.inner.read(archive, row.offset - header, header + offset + length, index.version))
-        check_tar_header(got[:header], row.crc)
+        formats.check_tar_header(got[:header], row.crc)
         if offset + length < row.size:
             self._note_beginning((archive, index.version, row.number), row.offset)
         return bytes(got[header + offset :])
@@ -549,11 +532,11 @@ class ArchiveSource:
         if time.monotonic() < looked_at_s + _TRUSTED_S:
             return begin
         if archive.endswith(b".zip"):
-            header = self.inner.read(archive, row.offset, LOCAL_BYTES, index.version)
-            begin = row.offset + bytes_begin(bytes(header), row.crc)
+            header = self.inner.read(archive, row.offset, formats.LOCAL_BYTES, index.version)
+            begin = row.offset + formats.bytes_begin(bytes(header), row.crc)
         else:
-            before = TAR_HEADER_BYTES
-            check_tar_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
+            before = formats.TAR_HEADER_BYTES
+            formats.check_tar_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
             begin = row.offset
         self._note_beginning(key, begin)
         return begin
@@ -565,13 +548,13 @@ class ArchiveSource:
 
     def _unpacked(self, archive: bytes, index: ArchiveIndex, row: IndexRow, below: bytes) -> bytes:
         if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):
-            raise ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
-        guess = LOCAL_BYTES + len(below) + EXTRA_BYTES + row.packed
+            raise errors.ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
+        guess = formats.LOCAL_BYTES + len(below) + formats.EXTRA_BYTES + row.packed
         got = bytes(self.inner.read(archive, row.offset, guess, index.version))
-        begin = bytes_begin(got)
+        begin = formats.bytes_begin(got)
         if (missing := begin + row.packed - len(got)) > 0:
             got += bytes(self.inner.read(archive, row.offset + len(got), missing, index.version))
-        return unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
+        return formats.unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
 
 
 async def forget_gone(source: Source) -> None:
@@ -579,6 +562,6 @@ async def forget_gone(source: Source) -> None:
     while isinstance(source, ArchiveSource):
         try:
             await trio.to_thread.run_sync(source.indices.forget_gone, abandon_on_cancel=True)
-        except (OSError, SourceUnavailable) as exc:
+        except (OSError, errors.SourceUnavailable) as exc:
             log.info("indices of archives that are gone are deleted at the next mount: %s", exc)
         source = source.inner

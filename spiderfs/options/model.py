@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from spiderfs.core.memory import least_limit
 from spiderfs.errors import ConfigError, SourceAway
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
+from spiderfs.options import types
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.paths import (
     check_paths,
@@ -32,38 +33,7 @@ from spiderfs.options.paths import (
     default_cache_dir,
     knows_names_of,
 )
-from spiderfs.options.types import (
-    AUTO,
-    NESTED,
-    ONE_FORM,
-    AbsolutePath,
-    Archives,
-    Budget,
-    BytesPerSecond,
-    CacheDirectories,
-    CachePlaces,
-    Endpoint,
-    Forms,
-    Index,
-    Mode,
-    Neighbours,
-    Number,
-    OptionalPath,
-    OptionalSize,
-    Owner,
-    Peers,
-    Policy,
-    Radius,
-    Seconds,
-    Share,
-    SizeBytes,
-    SourceName,
-    StreamServer,
-    SubstitutionLimit,
-    Switch,
-    Views,
-    Word,
-)
+from spiderfs.options.types import AUTO, ONE_FORM, CacheDirectories
 from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
@@ -147,13 +117,13 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: SourceName = option(
+    source: types.SourceName = option(
         "the directory to show, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME@REVISION/PATH, or"
         " https://HOST/MANIFEST",
         "/nfs/imagenet",
     )
-    mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
-    cache_dir: CachePlaces = basic(
+    mountpoint: types.AbsolutePath = option("where to show it", "/mnt/imagenet")
+    cache_dir: types.CachePlaces = basic(
         "directory of the cache, on a local disk; one on each of several disks, with : between them (in TOML a list);"
         " one mount at a time may use them",
         "/scratch/spiderfs",
@@ -161,39 +131,41 @@ class Options(BaseModel):
     )
     # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
     # NFS takes minutes.
-    capacity: Budget = basic(
+    capacity: types.Budget = basic(
         "how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
         "20GiB",
         default=Capacity(10 * 2**30, "bytes"),
         live=True,
     )
-    policy: Policy = caching(
+    policy: types.Policy = caching(
         "ranks the samples; spider follows the hook, and without a hook keeps the first ones",
         "lru",
         default="spider",
         live=True,
     )
-    ttl: Seconds = shown(
+    ttl: types.Seconds = shown(
         "how long a name and its attributes are trusted until the next lookup; with immutable, until unmount",
         "5min",
         default=3600.0,
         live=True,
     )
-    negative_ttl: Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
-    dir_ttl: Seconds = shown(
+    negative_ttl: types.Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
+    dir_ttl: types.Seconds = shown(
         "how long a directory's listing is trusted before opendir compares its mtime; 0s lists again each time",
         "1s",
         default=1.0,
         live=True,
         default_text="1s; 1h for an object store, whose directories have no mtime",
     )
-    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = caching(
+    sample_max_bytes: Annotated[types.SizeBytes, Field(gt=0)] = caching(
         "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
         "8MiB",
         default=8 * 2**20,
     )
-    large_share: Share = caching("share of the capacity that the blocks of large files may take", 0.5, default=0.5)
-    partials_share: Number = caching(
+    large_share: types.Share = caching(
+        "share of the capacity that the blocks of large files may take", 0.5, default=0.5
+    )
+    partials_share: types.Number = caching(
         "share of the capacity for partly augmented samples (trainer_hook.refurbish)",
         0.5,
         default=0.5,
@@ -205,7 +177,7 @@ class Options(BaseModel):
         "pyfuse3",
         default="kernel",
     )
-    immutable: Switch = basic(
+    immutable: types.Switch = basic(
         "files at the source do not change while mounted: names are trusted until unmount, whatever ttl is, and the"
         " kernel opens files by itself",
         "on",
@@ -228,7 +200,7 @@ class Options(BaseModel):
         ge=0,
         le=1024,
     )
-    memory_limit: OptionalSize = caching(
+    memory_limit: types.OptionalSize = caching(
         "memory of all processes of the mount together; none: a limit for each kind of bytes in flight",
         "1GiB",
         default=None,
@@ -244,13 +216,13 @@ class Options(BaseModel):
         default="late",
         live=True,
     )
-    plan: Switch = basic(
+    plan: types.Switch = basic(
         "follow published plans: evict the sample with the latest next use, and prefetch",
         "off",
         default=True,
         live=True,
     )
-    background_bandwidth: BytesPerSecond = caching(
+    background_bandwidth: types.BytesPerSecond = caching(
         "bytes per second for prefetches and 'spiderfs warm', except for files that a reader waits for",
         "100MB",
         default=0,
@@ -259,18 +231,18 @@ class Options(BaseModel):
     packages: Literal["off", "source"] = research(
         "write missed samples into packages at the source, for policy=impact", "source", default="off"
     )
-    names: OptionalPath = shown(
+    names: types.OptionalPath = shown(
         "file of names, sizes and times or ETags, in place of listing the source: a manifest, or the output of 'aws s3"
         " ls --recursive', 'rclone lsjson -R' or S3 Inventory (CSV)",
         "/scratch/imagenet.tsv",
         default=None,
     )
-    archives: Archives = shown(
+    archives: types.Archives = shown(
         "archives that are shown as directories: tar, zip or tar+zip; with +nested also those in archives",
         "tar",
         default="",
     )
-    views: Views = shown(
+    views: types.Views = shown(
         "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in TOML a table [views.NAME] each",
         "small:jpeg:192:85",
         default={},
@@ -281,7 +253,7 @@ class Options(BaseModel):
         "jpeg256",
         default=NO_VIEW,
     )
-    forms: Forms = caching(
+    forms: types.Forms = caching(
         "percents of the capacity for originals, views and partly augmented samples; auto: as 'spiderfs profile' found",
         "50-30-20",
         default=ONE_FORM,
@@ -295,16 +267,16 @@ class Options(BaseModel):
         le=256,
         default_text="half of the cores",
     )
-    view_megapixels: Number = shown(
+    view_megapixels: types.Number = shown(
         "images with more million pixels are shown unchanged", 50, default=50.0, gt=0, le=1000
     )
-    ratio_start: Share = research(
+    ratio_start: types.Share = research(
         "share of the cache for important samples at first; hubs and their substitutes have the rest",
         0.9,
         default=0.9,
         live=True,
     )
-    ratio_end: Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
+    ratio_end: types.Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
     ratio_epochs: int = research(
         "epochs over which the share falls to ratio_end: about the number of the training run",
         90,
@@ -312,13 +284,13 @@ class Options(BaseModel):
         ge=1,
         live=True,
     )
-    hub_substitutions: SubstitutionLimit = research(
+    hub_substitutions: types.SubstitutionLimit = research(
         "how often a hub may be the substitute in an epoch of a training run; unlimited as in SpiderCache's paper",
         "unlimited",
         default=8,
         live=True,
     )
-    hub_neighbours: Neighbours = research(
+    hub_neighbours: types.Neighbours = research(
         "how many samples, its nearest ones, a hub may substitute for; unlimited as in SpiderCache's paper",
         "unlimited",
         default=64,
@@ -336,51 +308,53 @@ class Options(BaseModel):
         "raw",
         default="unit",
     )
-    radius: Radius = research(
+    radius: types.Radius = research(
         "distance below which two samples are neighbours (0 to 2 for unit embeddings); class: by `radius_share`;"
         " nearest: each epoch the median of the nearest of a label",
         0.5,
         default="nearest",
     )
-    radius_share: Number = research(
+    radius_share: types.Number = research(
         "with `radius=class`: the share of the pairs of samples of one class that are neighbours",
         0.05,
         default=0.01,
         gt=0,
         lt=1,
     )
-    index: Index = research(
+    index: types.Index = research(
         "search for neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely ones;"
         " auto is exact up to 50,000 samples, and cells above",
         "hnsw",
         default="auto",
     )
-    uid: Owner = shown("owner shown for every file", 1000, default=None)
-    gid: Owner = shown("group shown for every file", 1000, default=None)
-    file_mode: Mode = shown("permissions shown for every file, octal", "0444", default=None)
-    dir_mode: Mode = shown("permissions shown for every directory, octal", "0555", default=None)
-    allow_other: Switch = basic("let other users read the mount too", "on", default=False)
-    exec: Switch = shown("let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True)
+    uid: types.Owner = shown("owner shown for every file", 1000, default=None)
+    gid: types.Owner = shown("group shown for every file", 1000, default=None)
+    file_mode: types.Mode = shown("permissions shown for every file, octal", "0444", default=None)
+    dir_mode: types.Mode = shown("permissions shown for every directory, octal", "0555", default=None)
+    allow_other: types.Switch = basic("let other users read the mount too", "on", default=False)
+    exec: types.Switch = shown(
+        "let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True
+    )
     log_level: Literal["debug", "info", "warning", "error"] = logs(
         "the least serious messages that are logged", "info", default="info"
     )
-    log_file: OptionalPath = logs(
+    log_file: types.OptionalPath = logs(
         "file to log to instead of the system's log; at 10 MiB it is renamed to FILE.1",
         "/var/log/spiderfs.log",
         default=None,
     )
-    trace: OptionalPath = logs(
+    trace: types.OptionalPath = logs(
         "record every access in this file, for 'spiderfs simulate'; later mounts with the same options append",
         "/tmp/epoch.trace",
         default=None,
     )
-    trace_embeddings: Switch = research(
+    trace_embeddings: types.Switch = research(
         "trace embeddings too, for 'spiderfs simulate --radius': about 140 bytes a sample and epoch",
         "off",
         default=True,
     )
-    access_log: Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
-    source_latency_ms: Number = research(
+    access_log: types.Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
+    source_latency_ms: types.Number = research(
         "for experiments: milliseconds that every request to the source takes longer",
         5,
         default=0.0,
@@ -388,18 +362,18 @@ class Options(BaseModel):
         le=3_600_000,
         live=True,
     )
-    source_bandwidth: BytesPerSecond = remote(
+    source_bandwidth: types.BytesPerSecond = remote(
         "bytes per second from the source; requests that wait longer than source.timeout_s for their turn fail",
         "100MB",
         default=0,
         live=True,
     )
-    source_timeout_s: Number = remote(
+    source_timeout_s: types.Number = remote(
         "time limit of a request to the source, in seconds", 30, default=30.0, gt=0, le=86_400
     )
     source_attempts: int = remote("attempts of a request before a reader gets an error", 4, default=4, ge=1, le=100)
 
-    peers: Peers = nodes(
+    peers: types.Peers = nodes(
         "nodes that share caches, with this one: URLs of web servers over their mounts, joined by + (URL*WEIGHT by"
         " capacity), one URL for all addresses of its host, or cluster/NAME for nodes registered in `cluster`; or"
         " Redis servers that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
@@ -408,38 +382,38 @@ class Options(BaseModel):
         default_text="none",
         live=True,
     )
-    peer_self: Endpoint = nodes(
+    peer_self: types.Endpoint = nodes(
         "this node in `peers`; none: found by the addresses of this machine, or http://HOSTNAME:8443 with"
         " peers=cluster/NAME",
         "http://n1:8443",
         default="",
     )
-    peer_timeout: Seconds = nodes(
+    peer_timeout: types.Seconds = nodes(
         "time limit of a request to another node, before the source is read; longer while the source is slower",
         "200ms",
         default=0.2,
         gt=0,
         le=60,
     )
-    cluster: StreamServer = nodes(
+    cluster: types.StreamServer = nodes(
         "Redis or Valkey server (rediss:// with TLS) by which nodes share scores and plans; password in REDISCLI_AUTH",
         "redis://user@n1:6379",
         default="",
     )
 
-    source_endpoint: Endpoint = remote(
+    source_endpoint: types.Endpoint = remote(
         "URL of a store other than Amazon's, or of another hub; none: from the store's own variables and files",
         "https://minio.example.org:9000",
         default="",
     )
-    source_region: Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
-    source_profile: Word = remote(
+    source_region: types.Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
+    source_profile: types.Word = remote(
         "profile of ~/.aws/config for credentials; none: the default ones",
         "training",
         default="",
     )
-    source_anonymous: Switch = remote("use no credentials, for public buckets", "on", default=False)
-    source_requester_pays: Switch = remote("pay for reads, in buckets that require it", "on", default=False)
+    source_anonymous: types.Switch = remote("use no credentials, for public buckets", "on", default=False)
+    source_requester_pays: types.Switch = remote("pay for reads, in buckets that require it", "on", default=False)
     source_addressing: Literal["auto", "path", "virtual"] = remote(
         "place of the bucket's name in requests: the path, or (virtual) the host", "path", default="auto"
     )
@@ -531,12 +505,12 @@ class Options(BaseModel):
     @property
     def archive_kinds(self) -> list[str]:
         """The kinds of archives that are shown as directories."""
-        return [kind for kind in self.archives.split("+") if kind not in ("", NESTED)]
+        return [kind for kind in self.archives.split("+") if kind not in ("", types.NESTED)]
 
     @property
     def archive_depth(self) -> int:
         """How many archives may lie in each other, to be shown as directories."""
-        return 0 if not self.archives else 2 if NESTED in self.archives else 1
+        return 0 if not self.archives else 2 if types.NESTED in self.archives else 1
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:

@@ -35,17 +35,7 @@ from typing import NamedTuple, Protocol, Self
 
 import trio
 
-from spiderfs.errors import (
-    AccessDenied,
-    Busy,
-    InvalidArgument,
-    IsADirectory,
-    NoRoom,
-    NotFound,
-    ReadOnly,
-    SpiderfsError,
-    TryAgain,
-)
+from spiderfs import errors
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import FIRST_INODE
 
@@ -102,10 +92,10 @@ class Snapshots:
             limits.append((_SHARE, [size for user, size in there if user == uid]))
         for share, sizes in limits:
             if len(sizes) + more > share * MAX_SNAPSHOTS:
-                raise self._refusal(TryAgain(f"{len(sizes)} of them are open: close some, and try again"))
+                raise self._refusal(errors.TryAgain(f"{len(sizes)} of them are open: close some, and try again"))
             if sum(sizes) >= share * MAX_BYTES:
                 taken = f"those that are open take {sum(sizes)} bytes of the cache's disk"
-                raise self._refusal(NoRoom(f"{taken}: close some, and try again"))
+                raise self._refusal(errors.NoRoom(f"{taken}: close some, and try again"))
 
     def remember(self, handle: int, text: bytes) -> None:
         """Remember a text that the disk had no room for, in place of the oldest one."""
@@ -158,7 +148,7 @@ class Snapshots:
         except OSError:
             path.unlink(missing_ok=True)
 
-    def _refusal(self, error: SpiderfsError) -> SpiderfsError:
+    def _refusal(self, error: errors.SpiderfsError) -> errors.SpiderfsError:
         """Log a warning, at most one in `_WARNING_INTERVAL_S`, for a reader sees only an errno; returns the error."""
         now_s = time.monotonic()
         if now_s - self._warned_at_s >= _WARNING_INTERVAL_S:
@@ -203,7 +193,7 @@ class Snapshot:
             self._write(self._file, piece)
         if self._file is None:
             if self._in_memory is None or len(self._in_memory) + len(piece) > _UNWRITTEN_BYTES:
-                raise NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
+                raise errors.NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
             self._in_memory += piece
 
     def _write(self, file: io.FileIO, piece: bytes) -> None:
@@ -312,7 +302,7 @@ class Control:
         for index, file in enumerate(FILES):
             if file.name == name:
                 return self.getattr(_FIRST_INODE + index)
-        raise NotFound(os.fsdecode(name))
+        raise errors.NotFound(os.fsdecode(name))
 
     def getattr(self, inode: int) -> ControlAttributes:
         if inode == CONTROL_INODE:
@@ -331,14 +321,14 @@ class Control:
 
     async def open(self, inode: int, flags: int, uid: int) -> int:
         if inode == CONTROL_INODE:
-            raise IsADirectory(os.fsdecode(CONTROL_DIRECTORY))
+            raise errors.IsADirectory(os.fsdecode(CONTROL_DIRECTORY))
         index = inode - _FIRST_INODE
         file = FILES[index]
         writing = flags & (os.O_WRONLY | os.O_RDWR)
         if writing and not file.mode & 0o200:
-            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+            raise errors.ReadOnly(f"{os.fsdecode(file.name)} can only be read")
         if file.mode & 0o200 and uid not in (0, self._owner_uid):
-            raise AccessDenied(f"{os.fsdecode(file.name)} belongs to user {self._owner_uid}")
+            raise errors.AccessDenied(f"{os.fsdecode(file.name)} belongs to user {self._owner_uid}")
         handle = _MARK | index << _INDEX_SHIFT | secrets.randbits(_INDEX_SHIFT)
         if writing:
             handle |= _WRITING
@@ -382,7 +372,7 @@ class Control:
             complete, rest = text, b""
         if len(rest) > MAX_LINE_BYTES:
             self._snapshots.remove(handle)
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"a line is longer than {MAX_LINE_BYTES} bytes: write one path, glob or option a line"
             )
         self._snapshots.carry(handle, rest)
@@ -460,15 +450,15 @@ class ImmutableControl(Control):
         handle = _handle(inode)
         if _index(handle) == _LOG:
             # What was logged before can be read without a manager.
-            with contextlib.suppress(TryAgain):
+            with contextlib.suppress(errors.TryAgain):
                 await self._channel.render(_name(handle), lambda piece: None)
         elif self._snapshots.size(handle) is None:
             try:
                 with self._snapshots.begin(handle, uid) as snapshot:
                     await self._channel.render(_name(handle), snapshot.write)
-            except TryAgain as exc:
+            except errors.TryAgain as exc:
                 # Python's read() returns None for EAGAIN.
-                raise Busy(str(exc)) from exc
+                raise errors.Busy(str(exc)) from exc
             await self._let_go_when_closed(handle)
         return self.getattr(inode)
 
@@ -487,7 +477,7 @@ class ImmutableControl(Control):
         """Raises ReadOnly."""
         file = FILES[_index(_handle(inode))]
         if not file.mode & 0o200:
-            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+            raise errors.ReadOnly(f"{os.fsdecode(file.name)} can only be read")
 
     async def forget(self, inode: int) -> None:
         """No one has the inode open, and the kernel does not know it any more."""
@@ -516,7 +506,7 @@ def _index(handle: int) -> int:
     """Raises InvalidArgument for a handle that no open has given."""
     index = (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT
     if index >= len(FILES):
-        raise InvalidArgument(f"no control file has the handle {handle:x}")
+        raise errors.InvalidArgument(f"no control file has the handle {handle:x}")
     return index
 
 

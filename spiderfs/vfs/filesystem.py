@@ -19,20 +19,7 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs.errors import (
-    AccessDenied,
-    InvalidArgument,
-    IsADirectory,
-    NameTooLong,
-    NoAttribute,
-    NotADirectory,
-    ReadOnly,
-    SourceChanged,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceUnavailable,
-    Stale,
-)
+from spiderfs import errors
 from spiderfs.linux import steady_clock
 from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.members import key_at
@@ -130,7 +117,7 @@ class Filesystem(Part):
         if parent in _OWN_DIRECTORIES or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
             return await self._lookup_own(parent, name)
         if len(name) > NAME_MAX:
-            raise NameTooLong(f"{len(name)} bytes")
+            raise errors.NameTooLong(f"{len(name)} bytes")
         if self._asked_by_peers is not None and (asked := asked_version(name)) is not None:
             return await self._lookup_for_peer(parent, *asked, caller)
         known = self._catalogue.find(parent, name)
@@ -144,7 +131,7 @@ class Filesystem(Part):
         self._counters.add("lookups_source")
         try:
             found, _ = await self._look_up_at_source(parent, name)
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             if known is None:
                 raise
             return self._stale_entry(known)
@@ -211,7 +198,7 @@ class Filesystem(Part):
 
         def look(source: Source) -> tuple[SourceStat, bytes | None]:
             if reads:
-                with contextlib.suppress(SourceChanged):
+                with contextlib.suppress(errors.SourceChanged):
                     return source.read_present(path, self.settings.sample_max_bytes)
             return source.stat(path), None
 
@@ -219,11 +206,11 @@ class Filesystem(Part):
             # Both in one thread: a hop into one costs 0.15 ms, as much as the rest of a look-up.
             try:
                 found, content = look(self._client.source)
-            except SourceNotADirectory as exc:
+            except errors.SourceNotADirectory as exc:
                 # The kernel looks the whole path up again, and finds what has come in the directory's place.
                 self._catalogue.expire(path, whole=True)
-                raise Stale(f"{os.fsdecode(path)} has no directory any more") from exc
-            except SourceNotFound:
+                raise errors.Stale(f"{os.fsdecode(path)} has no directory any more") from exc
+            except errors.SourceNotFound:
                 self._catalogue.record_gone(parent, name, now)
                 return None, None
             return self._catalogue.record(parent, name, found, now, exactly=reads), content
@@ -258,7 +245,9 @@ class Filesystem(Part):
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
         if self._on_demand.is_unsized(dentry):
-            raise SourceUnavailable(f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away")
+            raise errors.SourceUnavailable(
+                f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away"
+            )
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
 
@@ -297,12 +286,12 @@ class Filesystem(Part):
     async def readlink(self, inode: int) -> bytes:
         node = self._catalogue.node(inode)
         if not stat.S_ISLNK(node.stat.mode):
-            raise InvalidArgument("not a symbolic link")
+            raise errors.InvalidArgument("not a symbolic link")
         if node.path.rpartition(b"/")[0] == VIEWS_DIRECTORY:
             return ROOT_LINK
         try:
             return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self._on_demand.stale(node, exc) from exc
 
     # -- directories
@@ -313,7 +302,7 @@ class Filesystem(Part):
             return OpenedDirectory(inode, keeps=False, kept=False)
         node = self._catalogue.node(inode)
         if not node.is_directory:
-            raise NotADirectory(os.fsdecode(node.path))
+            raise errors.NotADirectory(os.fsdecode(node.path))
         self._walk_ahead.asked(node, self.settings.dir_ttl_s)
         await self._lister.complete(node, self.settings.dir_ttl_s)
         listing = self._catalogue.listing(inode)
@@ -366,13 +355,13 @@ class Filesystem(Part):
             await self._fetcher.caught_up()
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         # Asked now: another worker may be asked the same, and must not undo what has been noted since.
         once_more = self._unstored.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)
             opened = await self._open_file(node, inode, caller, delivery, once_more)
-        except Stale:
+        except errors.Stale:
             if (read_at_lookup := self._provisional_files.open_unstored(inode, caller)) is None:
                 self._unstored.open_failed(caller.pid)
                 raise
@@ -385,12 +374,12 @@ class Filesystem(Part):
         self, node: Node, inode: int, caller: Caller, delivery: Delivery | None, once_more: bool
     ) -> Opened:
         if not node.is_regular:
-            raise IsADirectory(os.fsdecode(node.path))
+            raise errors.IsADirectory(os.fsdecode(node.path))
         if inode & PROVISIONAL:
             return await self._provisional_files.open(node, caller, once_more)
         if node.settles_at and is_provisional(node.settles_at, self._now()):
             # The clock was set back before this mount. The look-up that the kernel makes at once says so to the kernel.
-            raise Stale(f"{os.fsdecode(node.path)} may still be written to")
+            raise errors.Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
         await self.large_files.open(node, caller, once_more)
@@ -431,13 +420,13 @@ class Filesystem(Part):
 
     async def write(self, handle: int, data: bytes) -> int:
         if not is_control_handle(handle):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         return await self._control.write(handle, data)
 
     async def truncate(self, inode: int) -> Attributes:
         """Change nothing: the shell asks for this before it writes. Raises ReadOnly for all but control files."""
         if not self._control.owns(inode):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         return self._control_attributes(self._control.getattr(inode))
 
     # -- attributes beside
@@ -446,7 +435,7 @@ class Filesystem(Part):
         """Raises ReadOnly or AccessDenied where `mask` (R_OK, W_OK, X_OK) is not granted; access(2)."""
         attributes = await self.getattr(inode)
         if mask & os.W_OK and not self._control.owns(inode):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         if caller.uid == 0:
             allowed = os.R_OK | os.W_OK
             if attributes.mode & 0o111 or stat.S_ISDIR(attributes.mode):
@@ -459,12 +448,12 @@ class Filesystem(Part):
                 (attributes.mode >> 3 | attributes.mode) & 7 if caller.gid == attributes.gid else attributes.mode & 7
             )
         if mask & ~allowed & 7:
-            raise AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
+            raise errors.AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
 
     async def statfs(self) -> os.statvfs_result:
         try:
             self._statvfs = await self._flights.run("statfs", self._client.statvfs)
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             # Sizes as they were once known are of more use to df(1) than an error.
             if self._statvfs is None:
                 raise
@@ -475,7 +464,7 @@ class Filesystem(Part):
 
     async def getxattr(self, inode: int, name: str, caller: Caller = _NO_ONE) -> bytes:
         if self._control.owns(inode):
-            raise NoAttribute(name)
+            raise errors.NoAttribute(name)
         return await self._xattrs.value(inode, name, caller)
 
 

@@ -17,15 +17,7 @@ from typing import NamedTuple
 
 import trio
 
-from spiderfs.errors import (
-    SourceChanged,
-    SourceError,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceUnavailable,
-    Stale,
-    StoreError,
-)
+from spiderfs import errors
 from spiderfs.metrics import Counters
 from spiderfs.protocol.extents import file_of
 from spiderfs.shared.read_log import ReadLog
@@ -136,7 +128,7 @@ class OnDemand(Part):
         started = time.perf_counter()
         try:
             fetched = await self._fetcher.fetch_bytes(node, block, delivery, patience, read)
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         if is_read:
             self._count_stall(started)
@@ -147,7 +139,7 @@ class OnDemand(Part):
         started = time.perf_counter()
         try:
             piece = await self._fetcher.read_piece(node, offset, size)
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         self._count_stall(started)
         return piece
@@ -162,26 +154,26 @@ class OnDemand(Part):
         name up again and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name trusted.
         """
         if not self._catalogue.still_names(node) and not (self._scattered() and await self._is_at_source(node)):
-            raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
+            raise errors.Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     async def _is_at_source(self, node: Node) -> bool:
         """Whether the source has this version, for a name that another worker may know; so it is while it is away."""
         try:
             return (await self._client.stat(node.path)).version == node.version
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             return True
-        except SourceError:
+        except errors.SourceError:
             return False
 
-    async def stale(self, node: Node, exc: SourceError) -> Stale:
+    async def stale(self, node: Node, exc: errors.SourceError) -> errors.Stale:
         """The error for a version that is gone; its name is looked up next, unless it means another one already."""
         self._counters.add("stale_handles")
         # No name leads to an extent but that of its file.
-        path, whole = file_of(node.path), isinstance(exc, SourceNotADirectory)
+        path, whole = file_of(node.path), isinstance(exc, errors.SourceNotADirectory)
         try:
             known = self._catalogue.find(*self._catalogue.parent_of(path))
             if whole or path != node.path or known is None or known.stat.version == node.version:
                 await trio.to_thread.run_sync(self._catalogue.expire, path, whole)
-        except StoreError as exc:
+        except errors.StoreError as exc:
             log.warning("%s: an old name may be shown until it expires", exc)
-        return Stale(f"{os.fsdecode(path)} has changed at the source")
+        return errors.Stale(f"{os.fsdecode(path)} has changed at the source")

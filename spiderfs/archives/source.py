@@ -5,8 +5,7 @@ from the archive's index, which is built at the first lookup in it. A read of a 
 archive in an archive is a member like any other, unless a second such source lies over this.
 
 **Versions.** A member's version is a tag (`Version`): a hash of the archive's version and of the member's place and
-size. A read asks `inner` for the archive in the version of the index. So a changed archive raises SourceChanged as any
-file does, and no read returns bytes of another archive, even if a rebuilt one has the same mtime.
+size. A read asks `inner` for the archive in the version of the index, so a changed archive raises SourceChanged.
 
 **Damage.** An archive is shown whole or not at all. If it is damaged, every call about it raises ArchiveDamaged, and
 the log has the reason once for each version and mount.
@@ -15,11 +14,9 @@ the log has the reason once for each version and mount.
 it is built, a lookup waits a moment and then raises SourceNotReady: the caller retries, and the source counts as
 reachable. The index of a changed archive is built when that version has settled (`vfs/rules.py`).
 
-**Index files.** An index is written beside its place and renamed into it, so a process with an older one mapped keeps
-that. Its name is a hash of the archive's path; it holds the path, so that it can be deleted with the archive. If the
-disk is full or read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
-
-`Neighbourhood` has what lies beside a member in its archive, and the members in a range that was read at once.
+**Index files.** An index is renamed into its place, so a process with an older one mapped keeps that. Its name is a
+hash of the archive's path, which it holds, so that it can be deleted with the archive. If the disk is full or
+read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
 """The control files under MOUNTPOINT/.spiderfs, as a worker shows them.
 
-The way of a read:
+**A read.** At the open, the worker asks the manager for the text, through the control channel
+(`daemon/control/channel.py`). The manager's table (`daemon/control/commands.py`) renders it, from the status of the
+components or for a list of any length from the store (`daemon/control/texts.py`), and sends it in pieces. The worker
+writes these to the snapshot of the handle (`Snapshots`), which answers each read until the kernel releases the handle.
+So a list of millions of lines takes room on the disk and none in memory. `log` alone is live: its handle reads the file
+that the manager writes.
 
-1. The kernel opens the file. The worker asks the manager for the text, through its end of the control channel
-   (`daemon/control/channel.py`).
-2. The manager finds the name in its table (`daemon/control/commands.py`), renders the text from the status of its
-   components, or from the store for a list of any length (`daemon/control/texts.py`), and sends it in pieces.
-3. The worker writes the pieces to the snapshot of the handle (`Snapshots`). So a list of millions of lines needs
-   room on the disk, and none in memory.
-4. Each read that follows is answered from the snapshot, until the kernel releases the handle.
+**A write.** The worker sends complete lines to the manager, whose table acts on them; a refusal is the writer's error.
 
-The way of a write: the worker sends the complete lines to the manager, whose table acts on them (`commands.py`); a
-refusal is the writer's error.
-
-`log` alone is live: its handle reads the file that the manager writes.
-
-A handle says everything: the top bit marks a control file, the next bit says that the file was opened to be written,
-then comes the file's index in FILES, then 48 random bits that name the snapshot.
+**A handle**: the top bit marks a control file, the next one that it was opened to be written; then come the file's
+index in FILES, and 48 random bits that name the snapshot.
 """
 
 from __future__ import annotations
@@ -311,7 +305,8 @@ class Control:
         size = 0
         if index == _LOG:
             # A growing size is what `tail -f` looks at; asking keeps the manager writing.
-            size = self._log_bytes()
+            with contextlib.suppress(FileNotFoundError):
+                size = self._run.access_log.stat().st_size
             self._want_log()
         return ControlAttributes(inode, stat.S_IFREG | FILES[index].mode, size)
 
@@ -399,12 +394,6 @@ class Control:
     def _want_log(self) -> None:
         with contextlib.suppress(OSError):
             self._run.access_log_wanted.touch()
-
-    def _log_bytes(self) -> int:
-        try:
-            return self._run.access_log.stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 class ImmutableControl(Control):

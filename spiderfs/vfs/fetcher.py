@@ -6,10 +6,9 @@ another's fetch counts against its patience, as if it waited for the source. A f
 reader goes on with the bytes while they are put into the store (`Landing`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
-where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in
-the store lies in memory that all workers share (`unstored_bytes.py`). Where they are several, the small files fetched
-last lie there too, as they do in transit: the kernel may ask for one in several READs, the last of them long after the
-record has left the store again. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
+where the store had no room for them or has already let them go. For READs at other workers they lie in memory that all
+share (`unstored_bytes.py`). With several workers, the small files fetched last lie there too: the kernel may ask for
+one in several READs. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
 """
 
 from __future__ import annotations

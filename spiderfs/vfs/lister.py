@@ -7,8 +7,8 @@ and no listing is trusted for 0 seconds: then the names alone are read again, an
 An undated directory (`Source.undated_directories`) has no mtime that could say that its names are still the same. So
 its attributes are never asked for, and its listing is made again whenever it is older than the caller allows.
 
-Trainers name their samples by paths, which may have symbolic links at any place. They are followed as the kernel
-follows them for a reader of the mount. Where a link leads out of the mount, the mount has no file for it.
+Trainers name samples by paths, whose symbolic links are followed as the kernel does; one that leads out of the mount
+has no file.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Chooses for one thread between the file that it asks for and a substitute; workers and clients both choose so.
 
 The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
-is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so a new worker
-knows all redirects at once, and no worker has to ask the manager. A process that finds such a row still has to choose:
-it finds out whether the thread belongs to a trainer, and whether the file itself is at hand. `substitutes.py` asks this
-module at the look-ups and opens of a worker.
+is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so no worker has
+to ask the manager. A process that finds such a row still finds out whether the thread belongs to a trainer, and whether
+the file itself is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
 
-A thread of an attached trainer, or of a process below one, may be given a substitute. The substitute is another sample,
-with the same label, of a list that this trainer has declared (the manager writes no other rows). Every other thread,
-and one that cannot be identified, gets the file that it asks for. With `substitute=all`, such a thread may be given the
-substitutes of all attached trainers.
+A thread of an attached trainer, or of a process below one, may be given a substitute: a sample with the same label, of
+a list that this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks
+for, or with `substitute=all` perhaps a substitute of any attached trainer.
 
 A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
 thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
@@ -54,13 +52,8 @@ def redirect_row(job_dataset_number: int, wanted: int, substitute: int | None) -
     return TABLE, _KEY.pack(wanted, job_dataset_number), None if substitute is None else _INODE.pack(substitute)
 
 
-def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
-    """All redirects: the wanted inode, the job dataset's number, the substitute."""
-    return list(each_redirect(records))
-
-
 def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
-    """All redirects of a table of any length: it is read in pieces, and each piece shows the table as it is then."""
+    """All redirects, read in pieces: the wanted inode, the job dataset's number, the substitute."""
     start = b""
     while rows := records.scan(TABLE, start, _ROWS_AT_A_TIME):
         yield from ((*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows)

@@ -2,8 +2,7 @@
 
 READ, and the open that follows a look-up, may come to another worker than the one that has read the file; the source
 may have another version by then. So the bytes of each open of a provisional version are kept here, by its handle,
-until it is closed or newer ones take the room. Where there are several workers, what was fetched last of small files
-lies in memory of this kind too, but less of it (`Fetcher`): by the second READ of a file the cache may have let it go.
+until it is closed or newer ones take the room. What several workers fetched last lies in such memory too (`Fetcher`).
 
 **Opens that are made again.** The kernel answers an open that gets ESTALE by two look-ups of the name and another open,
 whose ESTALE is the reader's. So the thread is noted: its look-ups then read the file too, and if the file cannot be

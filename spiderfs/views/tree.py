@@ -293,7 +293,11 @@ class MakerPool:
             self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
                 # A maker that has waited may have been killed meanwhile, which says nothing of this image.
-                maker = (self._waiting() if attempt == 0 else None) or self._new()
+                try:
+                    maker = self._waiting() if attempt == 0 else None
+                    maker = maker or _Maker(self._slot_bytes, self._most_pixels)
+                except OSError as exc:
+                    raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
                 try:
                     made = maker.make(original, recipe, self._patience_s, place.give_way)
                 except BaseException as exc:
@@ -329,12 +333,6 @@ class MakerPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-    def _new(self) -> _Maker:
-        try:
-            return _Maker(self._slot_bytes, self._most_pixels)
-        except OSError as exc:
-            raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
 
 
 class _MakerSlot:

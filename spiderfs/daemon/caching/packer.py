@@ -1,22 +1,19 @@
 """Makes packages of small samples that rank low, and restocks the cache from them with one read each.
 
-The policy knows nothing of packages. It says (`core/policy.py`) which samples rank low, which of these readers had
-to do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each of them one thing at a
-time:
+The policy knows nothing of packages. It says (`core/policy.py`) which samples rank low, which of these readers had to
+do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each one thing at a time:
 
-- **Packing**: when the policy has its first list of samples that rank low, and there are no packages, random ones of
-  those that are cached are packed. From then on, a sample that was missed, and that a worker has fetched for its
-  reader, is copied while it lies in the cache. When the copies fill a package, it is written to the source. So packing
-  reads no samples from the source. A sample that was missed and got a substitute is not in the cache; it waits until a
-  reader gets its own bytes.
+- **Packing**: with the policy's first list of samples that rank low, random cached ones of them are packed. From then
+  on, a sample that was missed and fetched for its reader is copied while it is cached. When the copies fill a package,
+  it is written to the source. So packing reads no samples from the source.
 - **Repacking**: with each new list, packages whose samples have come to rank high are read and removed, in a random
-  order. What still ranks low in them is packed again, with the samples that were missed.
-- **Loading**: while the policy has room, the package with the most bytes that the policy wants is read, if these are
-  half of the package or more. The wanted samples go into the store and to the engine like all fetched samples.
+  order. What still ranks low in them is packed again.
+- **Loading**: while the policy has room, the package with the most bytes that it wants is read, if these are half of
+  the package or more. The wanted samples go into the store and to the engine like all fetched samples.
 
-A package that another user may have written, or that is sealed with another key, is not read and not removed, but
-counted. No failure here costs a reader anything. If the source cannot be written to, the log says so once, and no
-further package is written. All state belongs to the manager's event loop.
+A package that another user may have written, or that is sealed with another key, is left alone and counted. No failure
+here costs a reader anything. If the source cannot be written to, no further package is written. All state belongs to
+the manager's event loop.
 """
 
 from __future__ import annotations

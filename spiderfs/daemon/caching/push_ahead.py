@@ -1,26 +1,22 @@
 """Has the kernel read planned samples ahead: the way of mounts whose files the kernel opens by itself.
 
 A process that is a client of the mount like any other one (`push_process.py`) asks the kernel for the pages of a file.
-The worker that gets the READ fetches the file, if it is not in the store, and says in its events that it has answered
-it. So store and page cache are filled before the reader comes, and what is in the store alone is pushed too.
+The worker that gets the READ fetches the file, if it is not in the store, and reports its answer. So store and page
+cache are filled before the reader comes, and what is in the store alone is pushed too.
 
-All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
-it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
-but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`). What the
-engine would not keep is not written to the store at all, which costs as much as all else of a fetch.
-A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: no one
-knows whether the kernel still has it then.
-The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
-readers have not taken yet; the kernel alone knows what else it keeps.
+All that comes within a window is pushed, in the order in which it will be read, and waits in the page cache for its
+reader. The engine decides what enters the store, as for every file that lands; but a draw whose sample is in the page
+cache is no reason to keep it there too (`PlannedEpoch.serve`). What the engine would not keep is not written to the
+store, which costs as much as all else of a fetch. A sample that is drawn twice within a window is pushed again when the
+first draw has been taken. The window ends at `most_bytes` that were pushed and not taken yet.
 
-What the engine would keep is fetched in batches, by the way of mounts with opens (`fetch_ahead.py`): the process that
-has fetched and stored it gives it to the kernel, which costs less than half as much as a push. Where the kernel does
-not know the file yet, it is pushed from the store, and so are members of archives that were fetched together with their
-neighbours.
+What the engine would keep is fetched in batches (`fetch_ahead.py`): the process that has stored it gives it to the
+kernel, which costs less than half as much as a push. If the kernel does not know the file yet, it is pushed from the
+store, and so are members of archives that were fetched with their neighbours.
 
-A few pushes that wait for the source are under way at a time, as many as raise the
-speed (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
-background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
+As many pushes wait for the source at a time as raise the speed (`core/plans/fetch_limits.py`). In all the kernel has
+far fewer of our requests than its limit on those in the background (`fuse/wire.py`): a source that hangs must not hold
+up readers of what is cached.
 """
 
 from __future__ import annotations

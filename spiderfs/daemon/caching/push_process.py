@@ -1,10 +1,9 @@
 """The program of the process that pushes files ahead: it has the kernel read them, so that readers need not wait.
 
-It is a client of the mount like any other one: it opens a file by its path, asks for its pages with
-posix_fadvise(POSIX_FADV_WILLNEED), which waits for no answer, and closes it. It is run with this file as the program,
-apart from the package (`python -I -S`), so it imports the standard library alone, and holds nothing of the daemon's: no
-descriptor of /dev/fuse, no store, no lock. So no one else waits for what it waits for. The kernel ends it with the
-thread that started it.
+It opens a file by its path, asks for its pages with posix_fadvise(POSIX_FADV_WILLNEED), which waits for no answer, and
+closes it. It is run with this file as the program (`python -I -S`), so it imports the standard library alone, and holds
+nothing of the daemon's: no descriptor of /dev/fuse, no store, no lock. So no one else waits for what it waits for. The
+kernel ends it with the thread that started it.
 
 Its standard input is one end of a pair of SOCK_SEQPACKET sockets. First each thread sends a `HELLO`. Then each message
 that comes holds some orders for one of the threads, whichever is free: a number and a path each (`packed_order`). An

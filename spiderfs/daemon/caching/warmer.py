@@ -3,12 +3,10 @@
 To pin a file is to fetch it, and to have the engine keep it (`core/rooms.py`). A file for which pins have no room is
 not fetched. A version that the source has since then is another file, which is not pinned.
 
-A person names paths and globs: `train/cat`, `train/*/0*.png`, `**/*.jpg`.
-`*`, `?` and `[...]` match within one name (fnmatch(3)), and `**` matches any number of names. A pattern that matches a
-directory means all files below it. Every byte counts, and so do blanks at the ends. A name may contain the characters
-of globs. So a caller that knows the names of the source first takes a pattern as a path, and only if there is no such
-name as a glob. As in a shell, where a glob's first character does not match a dot, a glob means files below
-`.spiderfs/views` only if it begins with that name.
+A person names paths and globs: `train/cat`, `train/*/0*.png`, `**/*.jpg`. `*`, `?` and `[...]` match within one name
+(fnmatch(3)), and `**` matches any number of names. A pattern that matches a directory means all files below it. Every
+byte counts. A name may contain the characters of globs, so a pattern is a path if there is such a name, and only else a
+glob. A glob means files below `.spiderfs/views` only if it begins with that name.
 """
 
 from __future__ import annotations

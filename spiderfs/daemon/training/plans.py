@@ -4,13 +4,11 @@ A plan goes on until its epoch or its trainer ends. With plans the cache is shar
 (`core/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported
 are passed on as unseen.
 
-**Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
-that shares its list publishes its plan like any other, and asks before each batch. What it is given changes places in
-its plan with what it wanted, here at once and there when it dispatches. So the plan stays what the rank will read, and
-is followed, fetched for and evicted by as any other; but of a rank that exchanges nothing is fetched ahead beyond what
-was dispatched, because the rest is going to change. If an answer comes too late, the rank's next question says what it
-has dispatched, and the plan is put right. A rank that goes on after this daemon was started again publishes its plan as
-it is by then, and asks on.
+**Ranks that exchange samples** ask before each batch which ones to take in the places of the next ones
+(`core/plans/exchange.py`). What a rank is given changes places in its plan with what it wanted, here at once and there
+when it dispatches. So the plan stays what the rank will read; but nothing is fetched ahead beyond what was dispatched,
+because the rest is going to change. If an answer comes too late, the rank's next question says what it has dispatched,
+and the plan is put right.
 
 All state belongs to the manager's event loop.
 """
@@ -30,7 +28,6 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.trainer import KnownList
@@ -98,8 +95,10 @@ class Sharing:
             for position, sample in enumerate(given, question.position):
                 if ready[sample]:
                     self._engine.served(reader.epoch, position)
-        for owner, other in self._readers(shared):
-            other.exchanges = shared.active and owner in self._exchanging
+        readers = self._engine.schedule.readers
+        for owner in shared.ranks:
+            if owner in readers:
+                readers[owner].exchanges = shared.active and owner in self._exchanging  # type: ignore[index]
         return np.array(given, np.uint32)
 
     def progressed(self, rank: Rank, progress: Progress) -> None:
@@ -153,10 +152,6 @@ class Sharing:
 
     def _list_of(self, rank: Rank) -> SharedList:
         return self._engine.exchange_pending.lists[self._digests[rank]]
-
-    def _readers(self, shared: SharedList) -> list[tuple[Rank, PlannedReader]]:
-        readers = self._engine.schedule.readers
-        return [(owner, readers[owner]) for owner in shared.ranks if owner in readers]  # type: ignore[misc]
 
     def _leave(self, rank: Rank) -> None:
         """A rank shares its list no more; the last one takes the list with it."""

@@ -16,7 +16,7 @@ import contextlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,17 +109,15 @@ class PartialKeeper:
         self._landing.add(inode)
         try:
             for _ in range(_TRIES):
-                if not await trio.to_thread.run_sync(self._land, fd, size, inode):
+                if not await trio.to_thread.run_sync(
+                    lambda: self._content.land(ContentKey(inode), read_sealed(fd, size))
+                ):
                     self._cache.make_room_for(size)
                 elif self._cache.keep_partial(inode, size, replaces):
                     return
             raise ProtocolError(f"a partial sample of {size} bytes finds no room", "full")
         finally:
             self._landing.discard(inode)
-
-    def _land(self, fd: int, size: int, inode: int) -> bool:
-        """Read the file and land its bytes, in a thread; returns whether landing has room for them."""
-        return self._content.land(ContentKey(inode), read_sealed(fd, size))
 
 
 @dataclass
@@ -221,11 +219,11 @@ class PartialConnection:
         """Close them in a thread, since closing a file of a slow file system may take its time."""
         closing = [*descriptors]
         descriptors.clear()
+
+        def close() -> None:
+            for fd in closing:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
         if closing:
-            await trio.to_thread.run_sync(_close_all, closing)
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for fd in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+            await trio.to_thread.run_sync(close)

@@ -43,7 +43,7 @@ from spiderfs.protocol.extents import DIRECTORY, Extent, extent_of
 from spiderfs.store.store import Records
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.redirects import redirect_row, redirect_rows
+from spiderfs.vfs.redirects import each_redirect, redirect_row
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ class RedirectPublisher:
 
     def begin(self) -> None:
         """Empty the table: the substitutes that an earlier manager has published may no longer be cached."""
-        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in redirect_rows(self._records))
+        published = list(each_redirect(self._records))
+        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in published)
 
     async def publish(self) -> None:
         """Write the redirects that have changed since the last time."""
@@ -137,7 +138,7 @@ class RedirectPublisher:
     async def withdraw(self, job_dataset: JobDataset) -> None:
         """Remove all redirects of a job dataset that leaves memory."""
         async with self._publishing:
-            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == job_dataset.number]
+            wanted = [row[0] for row in each_redirect(self._records) if row[1] == job_dataset.number]
             self._records.put(redirect_row(job_dataset.number, inode, None) for inode in wanted)
 
     def has_substitute(self, inode: int) -> bool:
@@ -219,23 +220,25 @@ class DeclaredLists:
                         self._of_ranges.add(job_dataset_id)
                         await trio.to_thread.run_sync(set_read_ahead, self._mountpoint, NO_READ_AHEAD_KIB)
                     warnings += await self._begin(job_dataset, trainer.hello)
-                elif job_dataset.list is not known_list or not self._is_going_on(job_dataset):
+                elif job_dataset.list is not known_list or not (
+                    self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset_id)
+                ):
                     # Its scores are by index, so they hold for other files too.
                     job_dataset.list = known_list
                     warnings += await self._begin(job_dataset, trainer.hello)
             self._trainers.declare(trainer, samples.name, job_dataset, samples.sends_batches)
         return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
 
-    def _is_going_on(self, job_dataset: JobDataset) -> bool:
-        """Whether nothing is to be sent to, or asked of, a job that declares the list of this job dataset again."""
-        return self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset.job_dataset_id)
-
     async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
         """Begin a job dataset with the scores that its job, or the job that it names, has; returns what is missing."""
         warnings = []
         if hello.scores_from is not None and not job_dataset.directory.exists():
+            digest = job_dataset.list.digest
             try:
-                await self._take_over(job_dataset, hello.scores_from)
+                if (other := self._job_datasets.get(job_dataset_id_of(hello.scores_from, digest))) is not None:
+                    await self._scoring.save_job_dataset(other)
+                theirs = directory_of(self._scores_directory, hello.scores_from, digest)
+                await self._scoring.take_over(job_dataset, theirs)
             except OSError as exc:
                 warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
         await self._scoring.introduce(job_dataset)
@@ -245,13 +248,6 @@ class DeclaredLists:
             if hello.resume:
                 warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
         return warnings
-
-    async def _take_over(self, job_dataset: JobDataset, job_id: str) -> None:
-        if (other := self._job_datasets.get(job_dataset_id_of(job_id, job_dataset.list.digest))) is not None:
-            await self._scoring.save_job_dataset(other)
-        await self._scoring.take_over(
-            job_dataset, directory_of(self._scores_directory, job_id, job_dataset.list.digest)
-        )
 
     @contextlib.contextmanager
     def _declaring(self, job_dataset_id: str) -> Iterator[None]:

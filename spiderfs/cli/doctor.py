@@ -119,7 +119,6 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
 
 
 def _machine() -> Iterator[Finding]:
-    """What does not depend on a mount."""
     met = []
     for name, number, flag, least in _LIMITS:
         allowed = resource.getrlimit(number)[0]
@@ -142,7 +141,6 @@ def _machine() -> Iterator[Finding]:
 
 
 def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
-    """Whether mounts answer."""
     for mount in there:
         here = control_files.place_of(mount)
         try:

@@ -229,7 +229,6 @@ def section(name: str, value: object, depth: int = 0) -> Iterator[Row]:
 
 
 def figure(name: str, value: object) -> str:
-    """A figure as people read it."""
     if isinstance(value, list):
         return " and ".join(figure(name, one) for one in value) or "none"
     if value is None or isinstance(value, bool):

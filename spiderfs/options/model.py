@@ -599,7 +599,6 @@ class Options(BaseModel):
         return _validated({**{key: getattr(self, key) for key in Options.model_fields}, field: value}, {})
 
     def as_table(self) -> list[OptionRow]:
-        """All options with their values."""
         written = self.model_dump()
         return [
             OptionRow(option_name(name), str(written[name]), _is_live(row), row.description or "", _extra(row)["group"])

@@ -347,7 +347,6 @@ class BenchFindings:
         return any(self.brings(way, self.direct) and not self.speeds[way].beyond(self.direct) for way in self.mounted)
 
     def verdict(self) -> str:
-        """What to mount with, and why."""
         work = "decodes" if self.images else "reads"
         why = f"your loader {work} {self.local} {self.noun}/s from memory and {self.direct} from the source"
         if (way := self.best()) is None:

@@ -174,7 +174,6 @@ def source_speed(files: list[Path], most_readers: int) -> SourceSpeed:
 
 
 def cached_reads(files: list[Path], readers: int) -> Reads:
-    """How fast cached files are read."""
     _read_all(files, readers)  # now they are cached
     return _read_all(files, readers)
 

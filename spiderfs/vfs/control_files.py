@@ -311,7 +311,6 @@ class Control:
         return ControlAttributes(inode, stat.S_IFREG | FILES[index].mode, size)
 
     def readdir(self) -> list[tuple[bytes, ControlAttributes]]:
-        """Name and attributes of every control file."""
         return [(file.name, self.getattr(_FIRST_INODE + index)) for index, file in enumerate(FILES)]
 
     async def open(self, inode: int, flags: int, uid: int) -> int:

@@ -89,7 +89,6 @@ class FilePart(Fetched):
         return self._where == FETCHED
 
     def has(self, block: int) -> bool:
-        """Whether the block is written."""
         return block < self.keys[0].block + self._written
 
     def read(self, block: int, offset: int, size: int) -> bytes | None:

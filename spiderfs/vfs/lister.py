@@ -70,7 +70,6 @@ class Lister:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being asked of the source."""
         return self._flights.busy
 
     async def root(self, timeout_s: float | None = None) -> Node:
@@ -423,7 +422,6 @@ class WalkAhead:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being listed ahead."""
         return self._under_way > 0
 
     def asked(self, directory: Node, ttl_s: float) -> None:

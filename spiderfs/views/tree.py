@@ -109,7 +109,6 @@ class Forms:
         return [b"", *others]
 
     def place(self, path: bytes) -> ViewPlace:
-        """What lies at a path of the mount."""
         if not path.startswith(b".spiderfs"):
             return ViewPlace(self._form_at_root(path), b"", path)
         if path.startswith(_BELOW):
@@ -174,7 +173,6 @@ class TreeSource:
         return self._inner.read(self._forms.place(path).path, offset, length, version)
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """The bytes of an original."""
         return streamed(self._inner, self._forms.place(path).path, offset, length, version)
 
     def close(self) -> None:
@@ -323,7 +321,6 @@ class MakerPool:
             raise TakesTooLong(said)
 
     def close(self) -> None:
-        """End all makers that wait."""
         while (maker := self._waiting()) is not None:
             maker.end()
 
@@ -430,7 +427,6 @@ class _Maker:
             return 0.0, 0.0
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._requests, self._answers):

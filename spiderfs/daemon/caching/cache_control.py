@@ -247,7 +247,6 @@ class CacheControl:
         return pinned
 
     def unpin(self, inodes: Sequence[int]) -> None:
-        """Leave these files to the policy again."""
         for inode in inodes:
             self.engine.pins.discard(inode)
         keys = [_engine_key(key) for inode in inodes for key in self._content.keys(inode)]
@@ -403,7 +402,6 @@ class CacheCapacity:
 
     @property
     def budget_bytes(self) -> int:
-        """The capacity as far as it is known now."""
         return self._capacity.budget_bytes(self._source_bytes)
 
     def change(self, options: Options) -> None:
@@ -476,7 +474,6 @@ class Superseded:
         self._after = 0
 
     async def run(self) -> None:
-        """Work through the table for ever."""
         interval_s = INTERVAL_S
         while True:
             await trio.sleep(interval_s)

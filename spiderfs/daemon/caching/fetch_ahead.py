@@ -203,7 +203,6 @@ class FetchAhead:
 
     @property
     def samples_at_once(self) -> int:
-        """How many samples may be on their way at a time."""
         return self.concurrency.limit * self.samples_of_a_request
 
     @property

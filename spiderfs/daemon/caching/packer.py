@@ -125,7 +125,6 @@ class Packer:
         self._rng = rng or random.Random()
 
     async def run(self) -> None:
-        """Make packages and load them, until cancelled."""
         # Once there is something to do, a trainer has declared its list, so the catalogue knows the samples' names.
         while not self._has_work():
             await trio.sleep(PAUSE_S)

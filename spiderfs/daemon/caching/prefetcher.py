@@ -106,7 +106,6 @@ class Prefetcher:
             self._push = push(self._fetch)
 
     def change(self, options: Options) -> None:
-        """Take over live options."""
         self._leaves_substitutes = options.substitute_when == "miss"
         self.rate.change(options.background_bandwidth)
 
@@ -158,7 +157,6 @@ class Prefetcher:
         }
 
     async def run(self) -> None:
-        """Prefetch for ever."""
         async with trio.open_nursery() as nursery:
             self._fetch.start(nursery)
             if self._push is not None:
@@ -178,7 +176,6 @@ class Prefetcher:
                     await self._wakeup.wait()
 
     def _fetches_at_once(self) -> int:
-        """How many samples may be fetched at a time."""
         pushes = (
             0 if self._backend is self._fetch else self._backend.concurrency.limit * self._fetch.samples_of_a_request
         )
@@ -310,7 +307,6 @@ class Prefetcher:
         return cursor
 
     def _missing(self, inode: int, backend: PrefetchBackend) -> Node | None:
-        """The file, if it is to be prefetched."""
         if not inode or inode in self._failed or backend.is_resident(inode):
             return None
         # A look into the store costs more than the other questions.

@@ -101,7 +101,6 @@ class Pusher:
 
     @property
     def ready(self) -> bool:
-        """Whether orders are taken."""
         return self._orders is not None
 
     def need(self) -> None:
@@ -545,7 +544,6 @@ class PushAhead:
         self._fetching += not order.stored
 
     def _await(self, node: Node, reader: PlannedReader, position: int, done: Done, stored: bool) -> _Order:
-        """Note that a sample will wait in the page cache."""
         insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
         self.waiting_bytes += node.stat.size
         self._untaken[node.inode] = self._untaken.get(node.inode, 0) + 1

@@ -46,12 +46,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def packed_order(number: int, path: bytes) -> bytes:
-    """One order of a message."""
     return _ORDER.pack(number, len(path)) + path
 
 
 def orders_of(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and path of each order."""
     at = 0
     while at < len(message):
         number, length = _ORDER.unpack_from(message, at)

@@ -198,7 +198,6 @@ class Warmer:
         self._work.cancel()
 
     async def run(self) -> None:
-        """Work through requests for ever."""
         while True:
             found, to_prefetch = trio.open_memory_channel[int](_MOST_FOUND)
             self._work = trio.CancelScope()

@@ -39,7 +39,6 @@ class AccessLog:
         self._recorded = trio.Event()
 
     def record_accesses(self, events: list[Access]) -> None:
-        """Remember accesses."""
         if self._enabled:
             noted = (access for access in events if access.where != OPENED)
             (self._unwritten if self._following else self._recent).extend(noted)

@@ -172,7 +172,6 @@ async def unpin(warmer: Warmer, cache: CacheControl, options: Options, forms: Fo
 
 
 async def evict(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
-    """Drop the files that the lines name from the cache."""
     await warmer.evict(_patterns(options, forms, text), cache.evict)
 
 

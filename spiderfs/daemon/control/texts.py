@@ -183,7 +183,6 @@ def stats_json(figures: Figures) -> bytes:
 
 
 def metrics(figures: Figures, counters: SharedCounters) -> bytes:
-    """Every metric in Prometheus' text format."""
     sections = {name: section["bytes"] for name, section in figures["sections"].items()}
     directories = {found["directory"]: not found["left_out"] for found in figures["cache_dirs"]}
     return prometheus_text(counters, figures["metrics"], sections, figures["peers"], directories)

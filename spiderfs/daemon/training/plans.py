@@ -130,7 +130,6 @@ class Sharing:
         self._before = {job: counts for job, counts in self._before.items() if job in jobs}
 
     def counts(self, job: str) -> Exchanged:
-        """What was exchanged for a job's ranks."""
         total = Exchanged() + self._before.get(job, Exchanged())
         for shared in self._engine.exchange_pending.lists.values():
             for rank in shared.ranks.values():

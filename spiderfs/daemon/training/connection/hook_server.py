@@ -154,11 +154,9 @@ class Declaring:
         return begun
 
     def __contains__(self, name: object) -> bool:
-        """Whether a list with this name is being declared."""
         return name in self._begun
 
     def done(self, name: str) -> None:
-        """Forget the chunks of a list."""
         if (begun := self._begun.pop(name, None)) is not None:
             self._hold(-begun.message_bytes)
 
@@ -632,7 +630,6 @@ class Connection:
 
 
 def _length(trainer: Trainer, name: str) -> int:
-    """How many samples a declared list has."""
     if name not in trainer.lists:
         raise ProtocolError(f"no list {name[:40]!r} has been declared", "no-list")
     return trainer.lists[name]

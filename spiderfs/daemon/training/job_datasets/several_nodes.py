@@ -333,7 +333,6 @@ class RemotePlans:
         return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
 
     def _forget(self, reader: str) -> None:
-        """Drop a reader's plan, if it has one."""
         self._incoming.pop(reader, None)
         self._engine.schedule.remote.drop(reader)
         self._to_rank.set()

@@ -65,11 +65,9 @@ class Trainers:
         return {self._numbers[trainer] for trainer, _ in self._sends_batches}
 
     def attached(self) -> list[Trainer]:
-        """All trainers, in the order in which they attached."""
         return list(self._numbers)
 
     def any_of(self, job_id: str) -> bool:
-        """Whether some trainer of this job is attached."""
         return any(trainer.job_id == job_id for trainer in self._numbers)
 
     def remote_ranks(self, job_id: str) -> set[int]:
@@ -110,7 +108,6 @@ class Trainers:
         self.publish()
 
     def withdraw(self, trainer: Trainer, name: str) -> None:
-        """Forget a list of a trainer."""
         self._forget((trainer, name))
         self.publish()
 

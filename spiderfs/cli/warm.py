@@ -26,12 +26,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from spiderfs.cli import control_files
 from spiderfs.cli.control_files import (
-    ANSWER_TIMEOUT_S,
-    SERVED,
     explained,
     find_mount,
-    mountpoints,
     place_of,
     printable,
     read_control,
@@ -102,12 +100,14 @@ class _Found(NamedTuple):
 def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
     """The path of the file that a path means, which must be one of the mount, or None; raises ConfigError."""
     path = f"{mount.mountpoint}/{relative}"
-    if mount.fstype == SERVED:
+    if mount.fstype == control_files.SERVED:
         from spiderfs.client.served import Served
 
-        return _Found(relative) if Served(mount.mountpoint.name, ANSWER_TIMEOUT_S).exists(relative) else None
+        return (
+            _Found(relative) if Served(mount.mountpoint.name, control_files.ANSWER_TIMEOUT_S).exists(relative) else None
+        )
     try:
-        found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
+        found = within(control_files.ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -118,7 +118,7 @@ def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
 
 def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
     """Whether one of these paths and globs means a file of the mount, or the source does not say so in time."""
-    if mount.fstype == SERVED:
+    if mount.fstype == control_files.SERVED:
         return True  # the paths were looked up
 
     def found() -> bool:
@@ -129,7 +129,7 @@ def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
         )
 
     try:
-        return within(ANSWER_TIMEOUT_S, found)
+        return within(control_files.ANSWER_TIMEOUT_S, found)
     except TimeoutError:
         return True
 
@@ -257,7 +257,7 @@ _RATE_LOOKS = 25
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file. Takes no globs.")
 @click.option("--detach", is_flag=True, help="Return at once; the daemon continues.")
@@ -283,7 +283,7 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, and no bar.")
 def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
@@ -313,7 +313,7 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
@@ -326,7 +326,7 @@ def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they stay readable.

@@ -32,14 +32,8 @@ from typing import NoReturn
 
 import trio
 
+from spiderfs.daemon import cache_directory
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import (
-    bind_to_source,
-    lock_cache_directory,
-    lock_other_directories,
-    real_path,
-    same_file,
-)
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
@@ -224,10 +218,10 @@ def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None], attach: Attach) -> None:
     # From here on the directory is named by its real path, which no later change of a link can lead somewhere else.
-    first, *others = map(real_path, options.cache_dir.all)
+    first, *others = map(cache_directory.real_path, options.cache_dir.all)
     options = options.model_copy(update={"cache_dir": CacheDirectories(first, tuple(others))})
     allow_open_files()
-    lock = lock_cache_directory(first, options.mountpoint)
+    lock = cache_directory.lock_cache_directory(first, options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, first, foreground)
     log_place = start_log()
     layout = CacheLayout(first)
@@ -238,8 +232,8 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
         log.warning("removed a mount that a crash had left at %s", options.mountpoint)
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
     source = open_source(options.source, options.store_settings)
-    bind_to_source(layout, source.identity)
-    locks = lock_other_directories(others, options.mountpoint, source.identity)
+    cache_directory.bind_to_source(layout, source.identity)
+    locks = cache_directory.lock_other_directories(others, options.mountpoint, source.identity)
     context = create_context(options, source, [path for path in others if path not in locks])
     if rebuilt := context.claim_store():
         log.warning("the cache starts empty: %s", rebuilt)
@@ -442,13 +436,13 @@ class Supervisor:
             self._cache_is_lost = False
             return
         try:
-            if not same_file(context.layout.lock, self._lock):
+            if not cache_directory.same_file(context.layout.lock, self._lock):
                 lost = self._lock
-                self._lock = lock_cache_directory(context.layout.cache, context.options.mountpoint)
+                self._lock = cache_directory.lock_cache_directory(context.layout.cache, context.options.mountpoint)
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
-            bind_to_source(context.layout, context.identity)
+            cache_directory.bind_to_source(context.layout, context.identity)
             context.begin_run_directory()
             publish_options(context.layout.run, context.options)
             log.warning("%s has gone: the cache is made again with what is left of it", missing)

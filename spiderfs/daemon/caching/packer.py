@@ -29,22 +29,10 @@ from typing import TypeVar
 
 import trio
 
+from spiderfs import packages
 from spiderfs.core.policy import Policy
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
-from spiderfs.packages import (
-    DIRECTORY,
-    HEADER_BYTES,
-    PACKAGE_BYTES,
-    SUFFIX,
-    Index,
-    PackageDirectory,
-    index_bytes,
-    is_ours,
-    own_prefix,
-    pack,
-    read_index,
-)
 from spiderfs.sources.source import Source, Version
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -85,7 +73,7 @@ class _Package:
 
     @property
     def path(self) -> bytes:
-        return DIRECTORY + b"/" + self.name
+        return packages.DIRECTORY + b"/" + self.name
 
     def low_bytes(self, policy: Policy) -> int:
         """The bytes of its samples that rank low; a sample whose name is unknown counts."""
@@ -101,8 +89,8 @@ class Packer:
         cache: CacheControl,
         supply: Supply,
         source: Source,
-        directory: PackageDirectory,
-        package_bytes: int = PACKAGE_BYTES,
+        directory: packages.PackageDirectory,
+        package_bytes: int = packages.PACKAGE_BYTES,
         rng: random.Random | None = None,
     ) -> None:
         self._cache, self._catalogue, self._fetcher = cache, supply.catalogue, supply.fetcher
@@ -147,19 +135,19 @@ class Packer:
     async def _find(self) -> None:
         """Learn of the packages at the source; damaged ones of this mount, and temporary files, are removed."""
         try:
-            if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
-                self._ignore(DIRECTORY)
+            if not packages.is_ours(await self._client.call(self._source.stat, packages.DIRECTORY)):
+                self._ignore(packages.DIRECTORY)
                 return
             await self._client.call(self._directory.clean)
-            _, *found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
+            _, *found = await self._client.call(lambda: list(self._source.scan(packages.DIRECTORY)))
         except (OSError, SourceError) as exc:
             log.debug("no packages are found: %s", exc)
             return
-        prefix, ours = own_prefix(self._directory.key), []
+        prefix, ours = packages.own_prefix(self._directory.key), []
         for name, stat in found:
-            if not name.endswith(SUFFIX):
+            if not name.endswith(packages.SUFFIX):
                 continue
-            if name.startswith(prefix) and is_ours(stat):
+            if name.startswith(prefix) and packages.is_ours(stat):
                 ours.append((name, stat))
             else:
                 self._ignore(name)
@@ -181,16 +169,16 @@ class Packer:
         self._ignored = True
         self._counters.add("packages_ignored")
 
-    async def _index_of(self, name: bytes, version: Version) -> Index:
-        path = DIRECTORY + b"/" + name
+    async def _index_of(self, name: bytes, version: Version) -> packages.Index:
+        path = packages.DIRECTORY + b"/" + name
         # Most indices are shorter than this, so one read is enough.
         head = await self._client.call(self._source.read, path, 0, 1 << 16, version)
-        needed = HEADER_BYTES + index_bytes(head)
+        needed = packages.HEADER_BYTES + packages.index_bytes(head)
         if needed > len(head):
             head = await self._client.call(self._source.read, path, 0, needed, version)
-        return read_index(head, version.size, self._directory.key)
+        return packages.read_index(head, version.size, self._directory.key)
 
-    def _learn(self, name: bytes, version: Version, index: Index) -> None:
+    def _learn(self, name: bytes, version: Version, index: packages.Index) -> None:
         inodes = [self._inode_of(file.path, file.version) for file in index.files]
         self._packages[name] = _Package(name, version, inodes, [file.version.size for file in index.files])
         self._packed.update(inode for inode in inodes if inode)
@@ -289,10 +277,10 @@ class Packer:
         files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
         self._collected.clear()
         self._collected_bytes = 0
-        name, package = pack(files, self._directory.key)
+        name, package = packages.pack(files, self._directory.key)
         try:
             await self._client.call(self._directory.write, name, package)
-            written = await self._client.call(self._source.stat, DIRECTORY + b"/" + name)
+            written = await self._client.call(self._source.stat, packages.DIRECTORY + b"/" + name)
         except OSError as exc:
             log.warning("packages cannot be written to the source (%s): there will be no new ones", exc.strerror)
             self._may_write = False
@@ -302,7 +290,7 @@ class Packer:
             return
         self._counters.add("packages_written")
         self._counters.add("package_bytes_written", len(package))
-        self._learn(name, written.version, read_index(package, written.size, self._directory.key))
+        self._learn(name, written.version, packages.read_index(package, written.size, self._directory.key))
 
     async def _keep_loading(self) -> None:
         while True:
@@ -360,13 +348,13 @@ class Packer:
         if taken >= USEFUL_SHARE * len(index.files):
             package.rests_until_s = -math.inf
 
-    async def _read(self, package: _Package) -> tuple[Index, bytes] | None:
+    async def _read(self, package: _Package) -> tuple[packages.Index, bytes] | None:
         """The index of a package and all of its bytes, and its inodes as they are now; None if it cannot be read."""
         try:
             whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(whole))
-            index = read_index(whole, package.version.size, self._directory.key)
+            index = packages.read_index(whole, package.version.size, self._directory.key)
         except SourceUnavailable as exc:
             log.debug("a package could not be read: %s", exc)
             return None

@@ -24,17 +24,11 @@ from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.daemon.caching import prefetch_backend
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead, Neighbours
 from spiderfs.daemon.caching.planned_reads import PlannedReads
-from spiderfs.daemon.caching.prefetch_backend import (
-    Admission,
-    BackgroundRate,
-    PrefetchBackend,
-    PrefetchResult,
-    Wakeup,
-    first_fetches,
-)
+from spiderfs.daemon.caching.prefetch_backend import Admission, PrefetchBackend, PrefetchResult, first_fetches
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
@@ -74,7 +68,7 @@ class Prefetcher:
         cache: CacheControl,
         supply: Supply,
         options: Options,
-        wakeup: Wakeup,
+        wakeup: prefetch_backend.Wakeup,
         reachable: Callable[[], bool],
         has_substitute: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
@@ -90,7 +84,7 @@ class Prefetcher:
         self._sample_max_bytes, self._wakeup = options.sample_max_bytes, wakeup
         self._reachable, self._has_substitute = reachable, has_substitute
         self._fetched_ahead = fetched_ahead
-        self.rate = BackgroundRate(options.background_bandwidth)
+        self.rate = prefetch_backend.BackgroundRate(options.background_bandwidth)
         """That of all that no reader waits for; others who fetch such files keep to it too."""
         self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}

@@ -27,37 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs import __version__
+from spiderfs import __version__, protocol
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
 from spiderfs.daemon.training.trainer import Declared, Oldest, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.protocol import (
-    VERSION,
-    Batch,
-    Cached,
-    CachedRequest,
-    Decoder,
-    EpochEnd,
-    Error,
-    Exchange,
-    Given,
-    Goodbye,
-    Hello,
-    Limits,
-    Message,
-    Ok,
-    PartialSamples,
-    Pin,
-    Pinned,
-    Plan,
-    Progress,
-    Samples,
-    Scores,
-    ScoresRequest,
-    WarmUp,
-    Warn,
-    encode,
-)
+from spiderfs.protocol import Batch, EpochEnd, Error, Exchange, Goodbye, Message, Ok, Plan, Progress, Samples, Warn
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.escapes import escaped_path
 from spiderfs.views.tree import VIEWS_DIRECTORY
@@ -310,7 +284,8 @@ _RECEIVE_BYTES = 1 << 18
 # Letters of a path that a warning shows, of which each may take four bytes there.
 _EXAMPLE = 200
 _AT_ONCE = (Progress, Exchange)
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
+_ASKED = (protocol.ScoresRequest, protocol.CachedRequest, protocol.Pin, protocol.WarmUp)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, *_ASKED, Goodbye)
 
 
 class HookSink(Protocol):
@@ -366,7 +341,7 @@ class HookSink(Protocol):
 class ServerLimits:
     """The limits on the resources that trainers may use."""
 
-    message: Limits = field(default_factory=Limits)
+    message: protocol.Limits = field(default_factory=protocol.Limits)
     # Several trainings share a mount; each has some 8 ranks, whose dozen loader workers may keep partial samples.
     connections: int = 256
     lists: int = 8  # of one trainer: train and validation, and their subsets
@@ -405,7 +380,7 @@ class Connection:
     ) -> None:
         self.stream, self._partials, self._sink = stream, partials, sink
         self._count, self._limits = count, limits
-        self._decoder = Decoder(limits.message)
+        self._decoder = protocol.Decoder(limits.message)
         self._answering = trio.Lock()
         self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
         # By the list's name, what chooses among rows that wait.
@@ -417,22 +392,22 @@ class Connection:
         peer = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)
 
-    async def answer(self, message: Message, version: int = VERSION) -> None:
+    async def answer(self, message: Message, version: int = protocol.VERSION) -> None:
         """Raises TooSlowError when the trainer reads none of its answers."""
         with trio.fail_after(self._limits.answer_timeout_s):
             async with self._answering:
-                await self.stream.send_all(encode(message, self._limits.message, version))
+                await self.stream.send_all(protocol.encode(message, self._limits.message, version))
 
-    async def greet(self) -> Trainer | PartialSamples | None:
+    async def greet(self) -> Trainer | protocol.PartialSamples | None:
         """The trainer, once it has said hello, or what a loader says in its place; None if neither comes."""
         with trio.move_on_after(self._limits.hello_timeout_s):
             while True:
                 if (message := await self._next()) is None:
                     return None
-                if isinstance(message, Hello):
-                    await self.answer(Ok(Hello.TYPE))
+                if isinstance(message, protocol.Hello):
+                    await self.answer(Ok(protocol.Hello.TYPE))
                     return Trainer(self.pid, self.uid, message)
-                if isinstance(message, PartialSamples):
+                if isinstance(message, protocol.PartialSamples):
                     return message
                 await self._refuse(ProtocolError(f"{message.TYPE} before hello", "order"))
         return None
@@ -475,9 +450,9 @@ class Connection:
 
     async def _refuse_version(self, version: int) -> None:
         """Refuse a hook of another version, in a frame that it can read."""
-        where = "where the training runs" if version < VERSION else "where the mount is, and mount again"
+        where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
         text = (
-            f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION} "
+            f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
             f"(spiderfs {__version__}): update spiderfs {where}"
         )
         await self.answer(Error("version", text), version)
@@ -571,21 +546,21 @@ class Connection:
                 if ready is not None and len(ready) != samples:
                     raise ProtocolError(f"partial samples of {len(ready)} samples, and a list of {samples}", "index")
                 given = self._sink.exchange(trainer, message, ready)
-                await self.answer(Given(message.list, message.request, given))
-            case ScoresRequest():
+                await self.answer(protocol.Given(message.list, message.request, given))
+            case protocol.ScoresRequest():
                 _length(trainer, message.list)
                 scores = await self._sink.scores(trainer, message.list)
-                await self.answer(Scores(message.list, message.request, self._sink.follows_plans, scores))
-            case CachedRequest():
+                await self.answer(protocol.Scores(message.list, message.request, self._sink.follows_plans, scores))
+            case protocol.CachedRequest():
                 _length(trainer, message.list)
                 flags = await self._sink.cached(trainer, message.list)
                 bitmap = np.packbits(flags, bitorder="little")
-                await self.answer(Cached(message.list, message.request, len(flags), bitmap))
-            case Pin():
+                await self.answer(protocol.Cached(message.list, message.request, len(flags), bitmap))
+            case protocol.Pin():
                 _check_indices(_length(trainer, message.list), message.indices)
                 count = await self._sink.pin(trainer, message.list, message.indices)
-                await self.answer(Pinned(message.list, message.request, count))
-            case WarmUp():
+                await self.answer(protocol.Pinned(message.list, message.request, count))
+            case protocol.WarmUp():
                 _length(trainer, message.list)
                 await self._sink.warm_up(trainer, message.list, message.active)
             case Goodbye():
@@ -739,7 +714,7 @@ class HookServer:
 
     async def _converse(self, connection: Connection) -> None:
         trainer = await connection.greet()
-        if isinstance(trainer, PartialSamples):
+        if isinstance(trainer, protocol.PartialSamples):
             if self._partials is None:
                 await connection.answer(Error("unknown", "this daemon keeps no partial samples"))
                 return

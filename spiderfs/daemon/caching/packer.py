@@ -306,9 +306,9 @@ class Packer:
         best, best_bytes = None, 0
         if not (spare := policy.room_for_unread_bytes()):
             return None
-        packages = list(self._packages.values())
-        for step in range(min(_COMPARED, len(packages))):
-            package = packages[(self._next + step) % len(packages)]
+        there = list(self._packages.values())
+        for step in range(min(_COMPARED, len(there))):
+            package = there[(self._next + step) % len(there)]
             useful = min(spare, sum(package.sizes[position] for position in self._wanted(policy, package)))
             if (
                 useful >= USEFUL_SHARE * sum(package.sizes)
@@ -316,7 +316,7 @@ class Packer:
                 and trio.current_time() >= package.rests_until_s
             ):
                 best, best_bytes = package, useful
-        self._next = (self._next + _COMPARED) % max(1, len(packages))
+        self._next = (self._next + _COMPARED) % max(1, len(there))
         return best
 
     def _wanted(self, policy: Policy, package: _Package) -> Iterator[int]:

@@ -46,16 +46,11 @@ def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
             click.style(control_files.printable(f"{mount.source} on {control_files.place_of(mount)}"), bold=True)
         )
     for row in figures.all_rows(stats) if section is None else figures.section(section, stats[section]):
-        _show(row)
-
-
-def _show(row: Any) -> None:
-    """A row of a page; where a person reads it, what does not fit goes on below."""
-    text = control_files.printable(str(row))
-    if sys.stdout.isatty():
-        width = max(60, shutil.get_terminal_size().columns)
-        text = textwrap.fill(text, width, subsequent_indent=" " * 17, break_long_words=False, break_on_hyphens=False)
-    click.echo(click.style(text, fg="red") if row.bad else text)
+        text = control_files.printable(str(row))
+        if sys.stdout.isatty():
+            width, indent = max(60, shutil.get_terminal_size().columns), " " * 17
+            text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        click.echo(click.style(text, fg="red") if row.bad else text)
 
 
 def _list_mounts(as_json: bool) -> None:

@@ -133,18 +133,15 @@ class Deaths:
         else:
             self._suspects.died(*self._resent.held_by(index))
             self._resent.publish(self._suspects.alone())
-            answered = [self._answered(worker) for worker in self._workers]
+            # To refuse a request is no progress.
+            rows = [self._counters.row(FIRST_WORKER_ROW + worker) for worker in self._workers]
+            answered = [row.value("answers") - row.value("deadly_requests") for row in rows]
             pause_s = self._restarts.died(index, answered, [self.lived_s(worker) for worker in self._workers])
         del self._since[index]
         if pause_s is not None:
             so_often = self._counters.row(SUPERVISOR_ROW).value(_counter(index)) + 1
             log.info("%s starts again in %g s (%s: %d)", name_of(index), pause_s, _counter(index), so_often)
         return pause_s
-
-    def _answered(self, worker: int) -> int:
-        """How many requests this worker has answered; to refuse a request is no progress."""
-        row = self._counters.row(FIRST_WORKER_ROW + worker)
-        return row.value("answers") - row.value("deadly_requests")
 
 
 def name_of(index: int) -> str:

@@ -129,8 +129,6 @@ _FILES_EACH = 12
 # More readers count only if they bring this many times the bytes.
 _GREW = 1.15
 _FIRST_FILES = 16
-
-
 # Files whose names and bytes are read to see how fast they come.
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
@@ -262,7 +260,12 @@ def measure(
             with private_mount(options, above, view) as mount:
                 speeds.reads[view] = cached_reads(files_below(mount.root, _READ_AGAIN), readers)
                 if process is not None and found is not None:
-                    found.views[view] = _decoded(process.open(mount), speeds.reads[view], wanted)
+                    loader = process.open(mount)
+                    first, count = _samples(loader, wanted.samples)
+                    _warm_up(loader, first)
+                    loader.measure(first, count)  # makes the views
+                    cost = _repeated(loader, first, count).cost
+                    found.views[view] = Form(mount.bytes_of_a_sample(), speeds.reads[view], cost)
     return speeds, found
 
 
@@ -302,13 +305,6 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         network_bandwidth=wanted.network,
         model_bytes=wanted.model_bytes,
     )
-
-
-def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
-    first, count = _samples(loader, wanted.samples)
-    _warm_up(loader, first)
-    loader.measure(first, count)  # makes the views
-    return Form(loader.mount.bytes_of_a_sample(), reads, _repeated(loader, first, count).cost)
 
 
 def _samples(loader: Loader, wanted: int) -> tuple[int, int]:

@@ -89,14 +89,6 @@ class Xattrs(Part):
             return "cached"
         return f"partial {cached}/{blocks}" if cached else "uncached"
 
-    def _section(self, node: Node) -> str:
-        member = self._member(node)
-        return member.section if member else "none"
-
-    def _score(self, node: Node) -> str:
-        member = self._member(node)
-        return f"{member.score:g}" if member and member.section != LANDING else "none"
-
     def _member(self, node: Node) -> Member | None:
         try:
             return self._content.member(ContentKey(node.inode))
@@ -111,8 +103,8 @@ class Xattrs(Part):
 
 _OWN: dict[str, Callable[[Xattrs, Node], str]] = {
     "state": Xattrs._state,
-    "section": Xattrs._section,
-    "score": Xattrs._score,
+    "section": lambda of, node: member.section if (member := of._member(node)) else "none",
+    "score": lambda of, node: f"{m.score:g}" if (m := of._member(node)) and m.section != LANDING else "none",
     "served_by": Xattrs._served_by,
     "inode": lambda _, node: str(node.inode),
     "version": lambda _, node: f"{node.stat.size} {node.stat.mtime_ns}",

@@ -132,7 +132,11 @@ class CacheControl:
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
-                self._wanted(access)
+                late = access.where not in (HIT, OPENED)
+                if self.engine.schedule.planned(access.trainer, access.wanted):
+                    self._counters.add("planned_opens")
+                    self._counters.add("planned_late", int(late))
+                self.engine.wanted(access.trainer, access.wanted, access.time_s, late, access)
             offered = access.size > 0 and access.where not in (UNSTORED, REFUSED)
             on_access(access, offered)
             if access.where == REFUSED and access.size:
@@ -145,13 +149,6 @@ class CacheControl:
                 changes.append(change)
         self._counters.add("events_folded", len(events))
         self.apply(*changes)
-
-    def _wanted(self, access: Access) -> None:
-        late = access.where not in (HIT, OPENED)
-        if self.engine.schedule.planned(access.trainer, access.wanted):
-            self._counters.add("planned_opens")
-            self._counters.add("planned_late", int(late))
-        self.engine.wanted(access.trainer, access.wanted, access.time_s, late, access)
 
     def _candidate(self, key: Key, size: int) -> Changes:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)

@@ -377,7 +377,9 @@ class PushAhead:
                 self._take_exchanged(waiting)
         if again:
             self.looks_again = False
-            self._give_up()
+            overdue_s = steady_clock.now() - self._patience_s
+            while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
+                self._not_prefetched(inode, failed=True)
         self._push_passed()
 
     def _waiting_of(self, reader: PlannedReader) -> _Waiting:
@@ -622,11 +624,6 @@ class PushAhead:
         for inode in list(self._orders):
             self._not_prefetched(inode)
         self._passed.clear()
-
-    def _give_up(self) -> None:
-        overdue_s = steady_clock.now() - self._patience_s
-        while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
-            self._not_prefetched(inode, failed=True)
 
     def _not_prefetched(self, inode: int, failed: bool = False) -> None:
         order = self._pop(inode)

@@ -82,7 +82,10 @@ class Sharing:
         known = self._exchanging.get(rank)
         # After a question that was lost, what was dispatched meanwhile is pending no more.
         if known is None or known.epoch is not reader.epoch or known.dispatched != first:
-            known = self._begin(rank, job, shared, reader.epoch, first)
+            self._keep_counts(rank, shared)
+            known = self._exchanging[rank] = _Exchanging(reader.epoch, first, first, first)
+            shared.begin(rank, job, np.unique(reader.epoch.order[first:]))
+            self._engine.rerank()
         members, counts = self._engine.members, shared.ranks[rank].counts
         for sample in shared.dispatched(rank, handed):
             member = members.get(shared.keys[sample])
@@ -158,13 +161,6 @@ class Sharing:
         digest = self._digests.pop(rank)
         if digest not in self._digests.values():
             self._engine.exchange_pending.remove(digest)
-
-    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Exchanging:
-        self._keep_counts(rank, shared)
-        known = self._exchanging[rank] = _Exchanging(epoch, first, first, first)
-        shared.begin(rank, job, np.unique(epoch.order[first:]))
-        self._engine.rerank()
-        return known
 
     def _end(self, rank: Rank) -> None:
         if self._exchanging.pop(rank, None) is not None:

@@ -190,7 +190,7 @@ class Backlog:
         gone = 0
         if isinstance(message, Batch):
             last = self._items[-1] if self._items else None
-            if isinstance(last, list) and _alike(last[0], message):
+            if isinstance(last, list) and _kind_of(last[0]) == _kind_of(message):
                 last.append(message)
             else:
                 await self._room()
@@ -263,13 +263,9 @@ def _bytes_of(run: Run) -> int:
     return len(run) * _BATCH_BYTES + sum(array.nbytes for array in arrays if array is not None)
 
 
-def _alike(one: Batch, other: Batch) -> bool:
-    """Whether two batches can be scored as one."""
-    return (one.list, one.embeddings.shape[1], one.losses is None) == (
-        other.list,
-        other.embeddings.shape[1],
-        other.losses is None,
-    )
+def _kind_of(batch: Batch) -> tuple[str, int, bool]:
+    """What is the same for batches that can be scored as one."""
+    return batch.list, batch.embeddings.shape[1], batch.losses is None
 
 
 def _rows_of(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
@@ -566,16 +562,13 @@ class Connection:
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 
-    def _make_room(self, trainer: Trainer, name: str) -> None:
-        """Forget lists that are over, the oldest first, if a list of this name were one too many."""
-        while self._over and len({*trainer.lists, name}) > self._limits.lists:
+    async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
+        # If this list were one too many, those that are over are forgotten, the oldest first.
+        while self._over and len({*trainer.lists, chunk.list}) > self._limits.lists:
             over = next(iter(self._over))
             for of_lists in (self._over, self._epochs, self._oldest, trainer.lists):
                 del of_lists[over]
             self._sink.withdrawn(trainer, over)
-
-    async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
-        self._make_room(trainer, chunk.list)
         if (whole := self._declaring.add(chunk, trainer.lists)) is None:
             return
         samples, rejected = whole

@@ -112,10 +112,7 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
 
 
 def _page(
-    mountpoint: str,
-    stats: Mapping[str, Any],
-    epochs: Sequence[Mapping[str, Any]],
-    compared: Sequence[dict[str, Any]],
+    mountpoint: str, stats: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], compared: Sequence[dict[str, Any]]
 ) -> str:
     trainings: dict[str, list[Mapping[str, Any]]] = {}
     for epoch in epochs:

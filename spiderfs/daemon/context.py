@@ -272,13 +272,7 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def reading(
-        self,
-        row: int,
-        kernel: Kernel,
-        delivers: bool,
-        cautious: bool = False,
-    ) -> ReadProcess:
+    def reading(self, row: int, kernel: Kernel, delivers: bool, cautious: bool = False) -> ReadProcess:
         """Fork the reading process of the process with this row of counters.
 
         Call this before any thread is made and before a store is opened.

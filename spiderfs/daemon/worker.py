@@ -70,11 +70,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         make_filesystem: Callable[..., Filesystem] = Filesystem
         if immutable:
             make_control = partial(ImmutableControl, forget_name=kernel.forget_name)
-            make_filesystem = partial(
-                ImmutableFilesystem,
-                doubt=kernel.doubt,
-                pusher_threads=context.pusher_threads,
-            )
+            make_filesystem = partial(ImmutableFilesystem, doubt=kernel.doubt, pusher_threads=context.pusher_threads)
         filesystem = make_filesystem(
             supply=supply,
             read_ahead=_read_ahead(nursery, context, supply, reading),

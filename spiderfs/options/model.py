@@ -408,9 +408,7 @@ class Options(BaseModel):
     )
     source_region: types.Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
     source_profile: types.Word = remote(
-        "profile of ~/.aws/config for credentials; none: the default ones",
-        "training",
-        default="",
+        "profile of ~/.aws/config for credentials; none: the default ones", "training", default=""
     )
     source_anonymous: types.Switch = remote("use no credentials, for public buckets", "on", default=False)
     source_requester_pays: types.Switch = remote("pay for reads, in buckets that require it", "on", default=False)

@@ -336,12 +336,7 @@ class ReadAhead:
     """Fetches the next blocks for a reader in order; several readers in one file share one window."""
 
     def __init__(
-        self,
-        nursery: trio.Nursery,
-        fetcher: Fetcher,
-        counters: Counters,
-        depth_blocks: int,
-        parts: Parts | None = None,
+        self, nursery: trio.Nursery, fetcher: Fetcher, counters: Counters, depth_blocks: int, parts: Parts | None = None
     ) -> None:
         """A window has `depth_blocks` at first, and grows where `parts` bring it."""
         self.parts, self._nursery, self._fetcher = parts, nursery, fetcher

@@ -77,11 +77,7 @@ class BatchScoring:
         self._cache, self._feed, self._job_datasets = cache, feed, job_datasets
         self._counters, self._scores_directory = counters, scores_directory
         self._options = ScorerOptions(
-            options.neighbours,
-            options.radius,
-            options.radius_share,
-            embeddings=options.embeddings,
-            index=options.index,
+            options.neighbours, options.radius, options.radius_share, embeddings=options.embeddings, index=options.index
         )
         self._recording, self._nodes = recording, nodes
         self._records_embeddings = options.trace_embeddings

@@ -275,8 +275,8 @@ class Manager:
             "config": partial(commands.change_config, self._options),
             "ratio": partial(commands.pin_ratio, training),
         }
-        for name, act in commands.OF_FILES.items():
-            acts[name] = partial(act, self._warmer, self._cache, options, catalogue.forms)
+        for name in commands.OF_FILES:
+            acts[name] = partial(commands.act_on_files, name, self._warmer, self._cache, options, catalogue.forms)
         return ControlTable(renders, acts)
 
     def status(self) -> dict[str, Any]:
@@ -340,19 +340,18 @@ class Manager:
             # `reconcile` takes stock as soon as the disk allows it.
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
         self._training.begin(self._catalogue.fact(_LEARNED_FACT))
-        nursery.start_soon(self._client.watch)
         nursery.start_soon(self._fetcher.rest, give_back_freed_memory)
         nursery.start_soon(self._context.flights.attend, MANAGER)
         self._listen_for_trainers(nursery)
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self._client_pipe.fd, self._client_pipe.read)
-        for task in (self._events.flush_in_time, self._access_log.run, self._keep_house, self._save_now_and_then):
-            nursery.start_soon(task)
         nursery.start_soon(forget_gone, self._context.source)
         for component in (self._capacity, self._superseded, self._warmer, self._prefetcher, self._membership):
             nursery.start_soon(component.run)
-        nursery.start_soon(self._training.share_with_other_nodes)
+        share, watch, flush = self._training.share_with_other_nodes, self._client.watch, self._events.flush_in_time
+        for task in (watch, flush, self._access_log.run, self._keep_house, self._save_now_and_then, share):
+            nursery.start_soon(task)
         if self._packer is not None:
             nursery.start_soon(self._packer.run)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:

@@ -109,11 +109,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         # A worker that replaces another one must not tell the kernel to trust a name.
         follow_trainers()
         await supply.lister.root(FIRST_ANSWER_S)
-        nursery.start_soon(reading.attend)
-        nursery.start_soon(reading.watch)
+        for task in (reading.attend, reading.watch, supply.client.watch, events.flush_in_time):
+            nursery.start_soon(task)
         nursery.start_soon(context.flights.attend, index + 1)
-        nursery.start_soon(supply.client.watch)
-        nursery.start_soon(events.flush_in_time)
         nursery.start_soon(supply.fetcher.rest, give_back_freed_memory)
         published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
         nursery.start_soon(context.notice.follow, index, published)

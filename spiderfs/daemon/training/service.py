@@ -3,9 +3,8 @@
     hook_server -> service -> trainers             who is attached, with which lists
                               declared_lists       lists come into memory and leave it, and their redirects
                               scoring              batches become scores and hubs
-                              several_nodes        which mount scores a training's batches
+                              several_nodes        which mount scores a training's batches; plans of other nodes
                               plans                the draws of epochs
-                              remote_plans      those of jobs on other nodes
                               job_accounts         what each job reads
 
 What they learn reaches policy and engine through `core/feed.py` alone. The service decides nothing itself.

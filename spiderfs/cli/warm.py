@@ -27,16 +27,7 @@ from typing import Any, NamedTuple
 import click
 
 from spiderfs.cli import control_files
-from spiderfs.cli.control_files import (
-    explained,
-    find_mount,
-    place_of,
-    printable,
-    read_control,
-    read_stats,
-    warn,
-    write_control,
-)
+from spiderfs.cli.control_files import find_mount, place_of, printable, read_control, read_stats, warn, write_control
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import CONTROL_DIR, FAILURE_XATTR, Mount, within
 from spiderfs.linux.process_table import end_with_parent, ended_by_signals
@@ -432,7 +423,7 @@ def _explaining(mount: Mount) -> Iterator[None]:
             raise ConfigError(
                 f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config has the reason in its first line"
             ) from exc
-        raise explained(mount, exc) from exc
+        raise control_files.explained(mount, exc) from exc
 
 
 def _ask(mount: Mount, text: str, control: str = "warm") -> None:

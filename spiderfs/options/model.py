@@ -24,15 +24,8 @@ from pydantic.fields import FieldInfo
 from spiderfs.core.memory import least_limit
 from spiderfs.errors import ConfigError, SourceAway
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
-from spiderfs.options import types
+from spiderfs.options import paths, types
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import (
-    check_paths,
-    check_source_answers,
-    check_source_name,
-    default_cache_dir,
-    knows_names_of,
-)
 from spiderfs.options.types import AUTO, ONE_FORM, CacheDirectories
 from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
 from spiderfs.protocol.requests import SCHEME
@@ -425,7 +418,7 @@ class Options(BaseModel):
             values = {"immutable": values.get("binding") != "pyfuse3", **values}
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             place = StoreSettings(str(values.get("source_endpoint", "")), profile=str(values.get("source_profile", "")))
-            values = {**values, "cache_dir": default_cache_dir(identity_of(values["source"], place))}
+            values = {**values, "cache_dir": paths.default_cache_dir(identity_of(values["source"], place))}
         if isinstance(values, dict) and (is_url(values.get("source", "")) or values.get("names", "none") != "none"):
             values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
@@ -562,9 +555,9 @@ class Options(BaseModel):
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
             raise ConfigError("forms also limits augmented samples: leave out partials_share, or forms")
         named = str(values["source"])
-        check_source_name(named)
+        paths.check_source_name(named)
         if not is_url(named):
-            check_source_answers(named, lambda: os.scandir(named).close())
+            paths.check_source_answers(named, lambda: os.scandir(named).close())
         if is_mount and str(values["mountpoint"]).startswith(SCHEME):
             place = str(values["mountpoint"])
             name = place.removeprefix(SCHEME).partition("/")[0] or "NAME"
@@ -578,13 +571,13 @@ class Options(BaseModel):
             for field, advice in ONLY_OF_MOUNTS.items():
                 if getattr(options, field) != Options.model_fields[field].default:
                     raise ConfigError(f"{field} needs a mount, and there is none: {advice}")
-        check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir.all)
+        paths.check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir.all)
         if is_url(options.source):
             store = open_source(options.source, options.store_settings)
             try:
-                check_source_answers(options.source, lambda: store.stat(b""))
+                paths.check_source_answers(options.source, lambda: store.stat(b""))
             except SourceAway as exc:
-                if warn is None or not knows_names_of(options.cache_dir.first, store.identity):
+                if warn is None or not paths.knows_names_of(options.cache_dir.first, store.identity):
                     raise
                 warn(f"{exc}; until it answers, the mount shows cached names")
         return options

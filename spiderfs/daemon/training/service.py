@@ -29,19 +29,8 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.cluster import Link, LinkStatus
-from spiderfs.core.events import (
-    FROM_THE_SOURCE,
-    HIT,
-    OPENED,
-    UNREPORTED,
-    UNSEEN,
-    WARMED,
-    Access,
-    Disconnected,
-    Dispatched,
-    Planned,
-    Progressed,
-)
+from spiderfs.core import events
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access, Planned, Progressed
 from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.schedule import Draw
 from spiderfs.core.policy import pinned_limit
@@ -224,7 +213,7 @@ class Training:
     def on_access(self, access: Access, offered: bool) -> None:
         """A reader, or the mount itself, got bytes; `offered` says whether the engine has the access next."""
         job_dataset = self.trainers.job_dataset_with(access.trainer, access.wanted) if access.trainer else None
-        if self._recording is not None and access.where not in (OPENED, WARMED):
+        if self._recording is not None and access.where not in (events.OPENED, events.WARMED):
             self._record(self._recording, access, 0 if job_dataset is None else job_dataset.number, offered)
         if job_dataset is not None and offered:
             self.feed.served(job_dataset.job_dataset_id, access.wanted, access.inode)
@@ -254,7 +243,7 @@ class Training:
         if (access := draw.access) is not None:
             access = self._with_origin_bytes(access)
         elif not draw.known and not (unseen and self._immutable):
-            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, UNREPORTED)
+            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, events.UNREPORTED)
         elif self._immutable:
             access = self._unseen(trainer, draw.key, draw.at_s)
         if access is not None:
@@ -417,7 +406,7 @@ class Training:
         if self._note_news is not None:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
-            self._note_news(Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
+            self._note_news(events.Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
         return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question, ready)
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
@@ -448,7 +437,7 @@ class Training:
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
         if self._note_news is not None:
-            self._note_news(Disconnected(number))
+            self._note_news(events.Disconnected(number))
         self.trainers.detach(trainer)
         self._nodes.left(trainer)
         await self.pinboard.trainer_left(trainer)

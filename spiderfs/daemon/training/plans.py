@@ -101,7 +101,7 @@ class Sharing:
         readers = self._engine.schedule.readers
         for owner in shared.ranks:
             if owner in readers:
-                readers[owner].exchanges = shared.active and owner in self._exchanging  # type: ignore[index]
+                readers[owner].exchanges = shared.active and owner in self._exchanging
         return np.array(given, np.uint32)
 
     def progressed(self, rank: Rank, progress: Progress) -> None:

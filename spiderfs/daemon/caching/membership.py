@@ -14,7 +14,7 @@ from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources import node_names
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
-from spiderfs.sources.node_names import as_named, at_address, is_here, live_name, weights_of
+from spiderfs.sources.node_names import addresses_of, as_named, at_address, is_here, live_name, weights_of
 from spiderfs.sources.redis_client import Survey
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Membership:
         if node.addresses or not node.host or url == self._name:
             return
         while True:
-            find = partial(node_names.addresses_of, node.host)
+            find = partial(addresses_of, node.host)
             found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=threads)
             if self._options is not options:
                 return

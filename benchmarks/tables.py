@@ -151,6 +151,13 @@ def epoch(result: Result) -> str:
         own = system == "direct"
         cells = ["" if own else aimed(times, target), f"{cost:,.0f}", "" if own else f"{costs:.1f}"]
         rows.append([name, f"{rate:,.0f}", *cells])
+    if served := figures.get("served planned"):
+        rate, cost = (median(served[what]) for what in ("epoch", "cpu_us"))
+        mounts, times = (rounds(served["epoch"], figures[other]["epoch"]) for other in ("planned", "direct"))
+        costs = rounds(served["cpu_us"], figures["direct"]["cpu_us"])
+        of_mount = aimed(mounts, 0.9, words="at least ")
+        name = f"a plan without FUSE: {of_mount} x a mount with a plan"
+        rows.append([name, f"{rate:,.0f}", f"{times:.2f}", f"{cost:,.0f}", f"{costs:.1f}"])
     return markdown(["", "files/s", "x direct", "us/file", "x direct"], rows)
 
 
@@ -263,6 +270,25 @@ def serve(result: Result) -> str:
             waits = ", ".join(f"{median(run[field] for run in runs):.0f}" for field in ("p50_us", "p99_us"))
             rows.append([f"{case['file_set']}, {readers}", bindfs, rclone, rate, waits, native])
     return markdown(["files, readers", "x bindfs", "x rclone", "files/s", "p50, p99 us", "x native"], rows)
+
+
+# Of native, for read_bytes, over a mount and of a source that is served without one.
+CLIENT_TARGETS = {"client.read_bytes": 0.5, "served": 0.6}
+
+
+def client(result: Result) -> str:
+    rows = []
+    for case in result["cases"]:
+        for way, runs in case["runs"].items():
+            of = {name: median(run[name] for run in runs) for name in runs[0]}
+            cpu = " + ".join(f"{1e3 * of[f'{whose}_cpu_s_per_1000']:.0f}" for whose in ("client", "daemon"))
+            native = aimed(files_ratio(case, way, "native"), CLIENT_TARGETS.get(way))
+            figures = [f"{of['files_per_s']:,.0f}", f"{of['p50_us']:.0f}, {of['p99_us']:.0f}", cpu, native]
+            rows.append(
+                [f"{case['readers']}, {case['process']}", way, *figures, f"{files_ratio(case, way, 'mount'):.2f}"]
+            )
+    headings = ["readers, pass", "way", "files/s", "p50, p99 us", "us of CPU: reader + daemon", "x native", "x mount"]
+    return markdown(headings, rows)
 
 
 def serve_immutable(result: Result) -> str:
@@ -598,6 +624,7 @@ TABLES = {
     "idle": Rendered(idle, ("idle",)),
     "planned-ranges": Rendered(planned_ranges, ("planned_ranges",)),
     "image-loader": Rendered(image_loader, ("image_loader",)),
+    "client": Rendered(client, ("client",)),
     "serve": Rendered(serve, ("serve",)),
     "serve-immutable": Rendered(serve_immutable, ("serve-immutable",)),
     "jobs-mount": Rendered(jobs_mount, ("jobs_mount",)),

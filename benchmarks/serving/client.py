@@ -26,7 +26,6 @@ from rich.console import Console
 from benchmarks import tables
 from benchmarks.common.command import command_line, main
 from benchmarks.common.interruption import scratch_directory
-from benchmarks.common.results import plain_table
 from benchmarks.serving.peers import Mounted, mounted, served
 from benchmarks.serving.readers import open_read_close, read_all
 from benchmarks.serving.serve import READER_COUNTS, Run, made_files, measure, paths_below
@@ -34,8 +33,6 @@ from spiderfs import client
 from spiderfs.protocol.requests import SCHEME
 
 PASSES = {"new": 0, "again": 1}
-# Of native, for read_bytes, over a mount and of a source that is served without one.
-TARGETS = {"client.read_bytes": 0.5, "served": 0.6}
 SERVED = "benchmark"
 
 
@@ -80,8 +77,6 @@ WAYS: dict[str, tuple[str, Callable[[bytes], int]]] = {
 def measured(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     extent: Extent = arguments.extent
     cases: list[dict[str, Any]] = []
-    headings = ("readers", "process", "way", "files/s", "p50 us", "p99 us", "CPU us a file", "x native", "x mount")
-    shown = plain_table("", *headings, words=("process", "way"))
     with scratch_directory("client") as scratch, ExitStack() as stack:
         files = made_files(scratch / "src", extent.files, extent.size)
         os.sync()
@@ -100,20 +95,11 @@ def measured(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 for number in range(1, extent.rounds + 1):
                     for way, (where, read) in ways.items():
                         runs[way].append(measure(peers[where], files, readers, number, read, rehearsals))
-                rates = {way: [run.files_per_s for run in found] for way, found in runs.items()}
-                for way, found in runs.items():
-                    of = {name: tables.median(getattr(run, name) for run in found) for name in asdict(found[0])}
-                    cells = [f"{of['files_per_s']:,.0f}", f"{of['p50_us']:.0f}", f"{of['p99_us']:.0f}"]
-                    cpu_us = (1000 * of[f"{whose}_cpu_s_per_1000"] for whose in ("client", "daemon"))
-                    cells.append("+".join(f"{one:.0f}" for one in cpu_us))
-                    of_native = tables.rounds(rates[way], rates["native"])
-                    cells.append(tables.aimed(of_native, TARGETS.get(way)))
-                    cells.append(f"{tables.rounds(rates[way], rates['mount']):.2f}")
-                    shown.add_row(str(readers), process, way, *cells)
                 found_runs = {way: [asdict(run) for run in found] for way, found in runs.items()}
                 cases.append({"readers": readers, "process": process, "runs": found_runs})
-    console.print(shown)
-    return {"files": files.name, "rounds": extent.rounds, "cases": cases}
+    result = {"files": files.name, "rounds": extent.rounds, "cases": cases}
+    print(tables.client(result))
+    return result
 
 
 if __name__ == "__main__":

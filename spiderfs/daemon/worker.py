@@ -84,6 +84,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             scattered=lambda: context.spare_nodes.in_use,
             asked_by_peers=context.asked_by_peers if context.members is not None else None,
             source_salt=salt_of(context.shared_identity),
+            push=kernel.push,
         )
 
         def follow_options() -> None:

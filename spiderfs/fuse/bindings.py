@@ -51,10 +51,10 @@ class KernelBinding:
             serving.held,
         ).serve()
 
-    def push(self, inode: int, content: bytes) -> None:
+    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
         # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
         with contextlib.suppress(OSError):
-            os.writev(self.descriptor, (wire.store(inode, len(content)), content))
+            os.writev(self.descriptor, (wire.store(inode, len(content), offset), content))
 
     def forget_name(self, parent: int, name: bytes) -> None:
         # ENOENT: the kernel does not know the name.

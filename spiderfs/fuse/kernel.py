@@ -56,10 +56,10 @@ class Kernel(Protocol):
     async def serve(self, serving: Serving) -> None:
         """Answer requests until the file system is unmounted."""
 
-    def push(self, inode: int, content: bytes) -> None:
-        """Give the kernel a whole file's content, for which it has not asked.
+    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
+        """Give the kernel a whole file, or from `offset` on whole pages of it, for which it has not asked.
 
-        Blocks while a page of the file waits for an answer to a READ. Nothing happens if the kernel does not know the
+        Blocks while one of these pages waits for an answer to a READ. Nothing happens if the kernel does not know the
         inode.
         """
 

@@ -96,10 +96,10 @@ class Pyfuse3Binding:
                     return descriptor
         raise MountError("this libfuse does not take over a mount: mount with -o binding=kernel")
 
-    def push(self, inode: int, content: bytes) -> None:
+    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
         # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
         with contextlib.suppress(OSError):
-            pyfuse3.notify_store(inode, 0, content)
+            pyfuse3.notify_store(inode, offset, content)
 
     def forget_name(self, parent: int, name: bytes) -> None:
         # ENOENT: the kernel does not know the name.

@@ -316,9 +316,9 @@ def resend() -> bytes:
     return OUT_HEADER.pack(OUT_HEADER.size, Notice.RESEND, 0)
 
 
-def store(inode: int, size: int) -> bytes:
-    """The head of a message that gives the kernel the first `size` bytes of a file, as if the kernel had read them."""
-    return OUT_HEADER.pack(OUT_HEADER.size + _STORE.size + size, Notice.STORE, 0) + _STORE.pack(inode, 0, size, 0)
+def store(inode: int, size: int, offset: int = 0) -> bytes:
+    """The head of a message that gives the kernel `size` bytes of a file, as if the kernel had read them."""
+    return OUT_HEADER.pack(OUT_HEADER.size + _STORE.size + size, Notice.STORE, 0) + _STORE.pack(inode, offset, size, 0)
 
 
 def forget_name(parent: int, name: bytes) -> bytes:

@@ -165,7 +165,7 @@ class SocketKernel:
     def forget_names(self) -> bool:
         return True
 
-    def push(self, inode: int, content: bytes) -> None:
+    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
         pass
 
     def forget_name(self, parent: int, name: bytes) -> None:

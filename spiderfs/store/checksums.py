@@ -36,13 +36,13 @@ def header(payload: bytes | memoryview) -> bytes:
     return struct.pack(f"<{1 + len(sums)}Q", len(payload), *sums)
 
 
-def length_of(value: memoryview) -> int:
+def length_of(value: bytes | memoryview) -> int:
     """The length of the payload, as a record says."""
     length: int = _LENGTH.unpack_from(value)[0]
     return length
 
 
-def header_bytes(value: memoryview) -> int:
+def header_bytes(value: bytes | memoryview) -> int:
     """The length of the header of a whole file's record, as the length of its payload says."""
     length: int = _LENGTH.unpack_from(value)[0] if len(value) >= _LENGTH.size else 0
     return _LENGTH.size * (1 + -(-length // PIECE_BYTES))
@@ -77,7 +77,7 @@ def verified_by_another(
 ) -> VerifiedPieces | None:
     """Bytes [offset, offset + size) of a payload that `read(offset, length)` reads; None if a piece fails."""
     # An earlier version of spiderfs had the payload of a block behind its header too.
-    if len(head) < _LENGTH.size or len(head) != header_bytes(memoryview(head)):
+    if len(head) < _LENGTH.size or len(head) != header_bytes(head):
         return None
     (length,) = _LENGTH.unpack_from(head)
     end = length if size is None else min(offset + size, length)
@@ -87,7 +87,8 @@ def verified_by_another(
     begin = pieces.start * PIECE_BYTES
     view = memoryview(read(begin, min(pieces.stop * PIECE_BYTES, length) - begin))
     for number in pieces:
-        piece = view[number * PIECE_BYTES - begin :][:PIECE_BYTES]
+        at = number * PIECE_BYTES - begin
+        piece = view[at : at + PIECE_BYTES]
         if _LENGTH.unpack_from(head, _LENGTH.size * (1 + number)) != (xxhash.xxh3_64_intdigest(piece),):
             return None
     return VerifiedPieces(view[offset - begin : end - begin], pieces)

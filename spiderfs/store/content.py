@@ -760,14 +760,16 @@ def _value(key: ContentKey, payload: bytes, lease: Lease | None) -> bytes:
 
 
 def _is_inline(record: bytes | memoryview) -> bool:
-    view = memoryview(record)
-    return len(view) < LENGTH_BYTES or header_bytes(view) + length_of(view) == len(view)
+    if len(record) < LENGTH_BYTES:
+        return True
+    length = length_of(record)
+    return length < len(record) and header_bytes(record) + length == len(record)
 
 
 def _lease_of(packed: bytes, record: bytes) -> Lease:
     """The chunks of a file that does not lie in its row; raises StoreCorrupt."""
     row = unsealed(packed, record)
-    return Lease.unpacked(row[header_bytes(memoryview(row)) :])
+    return Lease.unpacked(row[header_bytes(row) :])
 
 
 def file_piece(
@@ -777,9 +779,10 @@ def file_piece(
     if _is_inline(record):
         return verified(record, offset, size)
     try:
-        lease = _lease_of(KEY.pack(*key), bytes(record))
+        row = unsealed(KEY.pack(*key), bytes(record))
+        end = header_bytes(row)
+        lease = Lease.unpacked(row[end:])
     except (StoreCorrupt, struct.error):
         return None
-    head = bytes(record[: header_bytes(record)])
-    found = verified_by_another(head, lambda at, count: extents.read(lease, at, count), offset, size)
+    found = verified_by_another(row[:end], partial(extents.read, lease), offset, size)
     return None if found is None else found.payload

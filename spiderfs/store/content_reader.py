@@ -43,7 +43,9 @@ class ContentReader:
                 return None
             payload = file_piece(ContentKey(inode), memoryview(record), self._extents)
             if payload is not None:
-                return bytes(payload)
+                # What was read from the chunks is the caller's own already.
+                read = payload.obj
+                return read if isinstance(read, bytes) and len(read) == len(payload) else bytes(payload)
         raise StoreDamaged("a record of the cache fails its checksum")
 
     def _record(self, inode: int) -> bytes | None:

@@ -118,8 +118,10 @@ class Extents:
 
     def read(self, lease: Lease, offset: int, length: int) -> bytes:
         """The bytes at this place of the file; fewer at the end of the chunks. Raises OSError, StoreError."""
-        parts = [os.pread(self.fd, size, place) for place, size in lease.pieces(offset, length)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(lease.runs) == 1:
+            ((first, count),) = lease.runs
+            return os.pread(self.fd, max(0, min(length, count * CHUNK_BYTES - offset)), first * CHUNK_BYTES + offset)
+        return b"".join([os.pread(self.fd, size, place) for place, size in lease.pieces(offset, length)])
 
     def lease(self, sizes: Sequence[int]) -> list[Lease]:
         """Chunks for files of these sizes, theirs until they are freed; raises StoreFull, StoreError."""

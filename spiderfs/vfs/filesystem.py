@@ -36,7 +36,7 @@ from spiderfs.vfs.on_demand import OnDemand, Part, Shared, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
-from spiderfs.vfs.small_files import RangeReader, SmallFiles
+from spiderfs.vfs.small_files import Push, RangeReader, SmallFiles
 from spiderfs.vfs.substitutes import Substitutes
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.vfs.xattrs import Xattrs
@@ -81,11 +81,12 @@ class Filesystem(Part):
         scattered: Callable[[], bool] = lambda: False,
         asked_by_peers: SharedSlots | None = None,
         source_salt: int = 0,
+        push: Push = lambda inode, content, offset: None,
     ) -> None:
         """`unstored`: the fetcher has the same. `scattered`: as in `Shared`.
 
         `asked_by_peers`: which stripes other nodes have asked for; None where there are none. `source_salt`: see
-        `sources.members.salt_of`.
+        `sources.members.salt_of`. `push`: see `Kernel`.
         """
         shared = Shared(supply, redirects, events, unstored, lambda: self.settings, scattered, clock)
         super().__init__(shared)
@@ -99,8 +100,9 @@ class Filesystem(Part):
         self._mounted_at_ns = int(clock() * 1e9)
         self._on_demand, self._substitutes = OnDemand(shared), Substitutes(shared)
         self._small_files = SmallFiles(shared, self._on_demand, self._substitutes)
-        self.large_files = LargeFiles(shared, self._on_demand, read_ahead, touches, asked_by_peers or ())
-        self._ranges = RangeReader(shared, self._small_files)
+        asked = () if asked_by_peers is None else asked_by_peers
+        self.large_files = LargeFiles(shared, self._on_demand, read_ahead, touches, asked)
+        self._ranges = RangeReader(shared, self._small_files, push)
         self._provisional_files = ProvisionalFiles(shared, self._on_demand, self._small_files, self.large_files)
         self._xattrs = Xattrs(shared, control.client_terms)
 

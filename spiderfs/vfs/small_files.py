@@ -6,8 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import trio
+
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.protocol.extents import Extent
+from spiderfs.linux.worker_threads import WorkerThreads
+from spiderfs.protocol.extents import PAGE_BYTES, Extent
 from spiderfs.shared.published import Attached
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
@@ -100,6 +103,12 @@ class SmallFiles(Part):
 # Threads whose last extent is remembered; a forgotten one counts an open twice.
 _THREADS = 4096
 _NONE = (0, 0, 0, 0)
+# A READ of up to so many bytes is that of a page fault, with what the kernel reads around it.
+_FAULT_BYTES = 16 << 10
+# How long such a READ is held up while another READ has some of the pages.
+_PUSH_PATIENCE_S = 0.005
+
+Push = Callable[[int, bytes, int], object]
 
 
 class RangeReader(Part):
@@ -107,10 +116,15 @@ class RangeReader(Part):
 
     The first READ of a thread in an extent counts as an open of it. Missing extents that lie side by side are read
     together.
+
+    A reader that maps the file asks for a page at a time, and goes on to the next page of the extent. So before such a
+    READ is answered, the kernel is given the extent's other pages, which takes as long as one READ.
     """
 
-    def __init__(self, shared: Shared, small_files: SmallFiles) -> None:
+    def __init__(self, shared: Shared, small_files: SmallFiles, push: Push) -> None:
+        """`push` gives the kernel pages of a file: its inode, the bytes, and where they begin."""
         super().__init__(shared)
+        self._push, self._thread, self._pushing = push, WorkerThreads(1), False
         self._grids, self._small_files = shared.supply.grids, small_files
         # By thread: the file, where the extent begins and ends, and the extent's inode.
         self._last: dict[int, tuple[int, int, int, int]] = {}
@@ -131,8 +145,42 @@ class RangeReader(Part):
             nodes = [self._catalogue.extent(Extent(file.path, *extent), file.stat) for extent in extents]
             members = [node for node in nodes if node is not None]
             if len(members) == len(extents):
-                return await self._pieces(file, members, extents, offset, end, caller)
+                found = await self._pieces(file, members, extents, offset, end, caller)
+                if end - offset <= _FAULT_BYTES:
+                    found = bytes(found)
+                    await self._push_others(file, members, extents, offset, end)
+                return found
         return None
+
+    async def _push_others(
+        self, file: Node, members: list[Node], extents: list[tuple[int, int]], offset: int, end: int
+    ) -> None:
+        """Give the kernel the extents' pages but those of the READ, which it has locked.
+
+        The kernel waits for other pages that a READ has locked, and the answer may be this process's to give. So this
+        takes a thread, and a READ that finds it at work is answered without.
+        """
+        if self._pushing:
+            return
+        # A STORE of a part of a page would be lost.
+        offset, end, pushes = offset // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES, []
+        for member, (begin, until) in zip(members, extents, strict=True):
+            for first, last in ((begin, offset), (end, until)):
+                if first < last:
+                    piece = self._fetcher.local(ContentKey(member.inode), first - begin, last - first)
+                    if piece is not None:
+                        pushes.append((file.inode, bytes(piece), first))
+        if pushes:
+            with trio.move_on_after(_PUSH_PATIENCE_S):
+                await self._thread.run(self._push_all, pushes)
+
+    def _push_all(self, pushes: list[tuple[int, bytes, int]]) -> None:
+        self._pushing = True
+        try:
+            for push in pushes:
+                self._push(*push)
+        finally:
+            self._pushing = False
 
     async def _pieces(
         self, file: Node, members: list[Node], extents: list[tuple[int, int]], offset: int, end: int, caller: Caller

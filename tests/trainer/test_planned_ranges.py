@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -492,6 +493,27 @@ def test_ranges_that_cannot_be_are_refused_with_what_to_do(
     with pytest.raises(ValueError, match=message) as refused:
         trainer_hook.plan(quiet.point, loader, ranges=ranges(path, outside))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("immutable", ["off", "on"])
+def test_one_page_fault_brings_all_pages_of_an_extent(source: Path, tmp_path: Path, immutable: str) -> None:
+    places = [(number << 16, 1 << 16) for number in range(SAMPLES)]
+    with mounted(source, tmp_path, immutable=immutable) as mount:
+        path = mount.point / "big/one.bin"
+        loader = DataLoader(Windows(path, places, True), batch_size=8, shuffle=True)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+            with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                mapped.madvise(mmap.MADV_RANDOM)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                before = mount.metric("reads")
+                for begin, length in places[:100]:
+                    # From the middle on: the pages before come too.
+                    middle = begin + length // 2
+                    assert mapped[middle : begin + length] == patterned(middle, begin + length)
+                    assert mapped[begin:middle] == patterned(begin, middle)
+                # Without the push there would be 16 for each.
+                assert mount.metric("reads") - before < 3 * 100
 
 
 def test_ranges_are_not_shared(quiet: Mounted) -> None:

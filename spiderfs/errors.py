@@ -120,9 +120,9 @@ class StoreDamaged(StoreError):
 class StoreCorrupt(BaseException):
     """The store must be rebuilt, so this process must not go on with it.
 
-    No handler of ordinary errors catches this one. A worker or the manager ends of it (`daemon/deaths.py`); then the
-    supervisor wipes the store and starts both again, and the kernel hands out the unanswered requests once more, so no
-    reader sees an error. Only a reader's own process, which must not end, catches it (`spiderfs.client`).
+    No handler of ordinary errors catches this one. A worker or the manager ends of it; then the supervisor wipes the
+    store and starts both again, and the kernel hands out the unanswered requests once more, so no reader sees an error.
+    Only a reader's own process, which must not end, catches it (`spiderfs.client`).
     """
 
 

@@ -29,17 +29,15 @@ from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel, ImmutableControl
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.fetcher import Episode, Fetcher, ShownViews
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.large_files import ReadAhead, Touches
-from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.lister import Lister, WalkAhead
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads, Redirects
 from spiderfs.vfs.rules import Settings
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8

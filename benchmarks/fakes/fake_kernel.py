@@ -30,7 +30,7 @@ class FakeKernel:
         self.served.append(serving)
         await self.unmounted.wait()
 
-    def push(self, inode: int, content: bytes) -> None:
+    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
         self.pushed.append((inode, content))
 
     def forget_name(self, parent: int, name: bytes) -> None:

@@ -146,8 +146,7 @@ def add_tar_members(archive: Pieces, index: IndexBuilder) -> None:
             at = begin + _whole_blocks(size)
             continue
         pax = {**common, **said} if said or common else said
-        name = pax.get(b"path") or long_name
-        if not name:
+        if not (name := pax.get(b"path") or long_name):
             name = header[:100].split(b"\0", 1)[0]
             if header[345] and header[_MAGIC] == _USTAR:
                 name = header[_PREFIX].split(b"\0", 1)[0] + b"/" + name

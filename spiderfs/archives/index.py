@@ -54,10 +54,7 @@ FAILED = ".failed"
 
 
 class IndexRow(NamedTuple):
-    """One member; `offset` is where its bytes begin (of a zip: its own header), `size` how many a reader gets.
-
-    `crc` is the CRC-32 of a zip's member, and in a tar that of the header before its bytes.
-    """
+    """A member: `offset` of its bytes (zip: of its header), `size` for readers, CRC-32 of it (tar: of its header)."""
 
     number: int
     kind: int
@@ -70,10 +67,7 @@ class IndexRow(NamedTuple):
 
 
 class ArchiveIndex:
-    """The index in a file; raises ValueError for a file that is none, or damaged, and OSError.
-
-    Or in `spare` bytes, for which the disk had no room; what is in a file has none.
-    """
+    """The index in a file, or in `spare` bytes for which the disk had no room; raises ValueError if wrong, OSError."""
 
     def __init__(self, path: Path, spare: bytes = b"") -> None:
         self.spare = spare
@@ -160,16 +154,14 @@ class IndexBuilder:
 
     def add_directory(self, name: bytes, mode: int) -> None:
         """Add a directory; those on the way to a member need not be added. Raises ArchiveFailed as `add` does."""
-        path = _plain(name)
-        if path:
+        if path := _plain(name):
             self._directories[path] = (*self._directory(path)[:2], mode)
         elif path is None:
             self.left_out += 1
 
     def add_alias(self, name: bytes, target: bytes) -> None:
         """The path `name` means what `target` means now."""
-        path = _plain(target)
-        if not path:
+        if not (path := _plain(target)):
             self.left_out += 1
         elif self.add(name, _ALIAS):
             self._aliases.append((len(self._hashes) - 1, xxhash.xxh3_64_intdigest(path)))

@@ -51,10 +51,7 @@ class Indexers:
     """The threads of one process that have indices made, and the processes that make them. Safe for threads."""
 
     def __init__(self, limits: SourceLimits) -> None:
-        """Indices take up to `max_concurrent` requests to the source at a time, each with `timeout_s` and `attempts`.
-
-        Make it before or after a fork: it begins with neither threads nor processes.
-        """
+        """Indices take up to `max_concurrent` requests at a time; a fork may come before or after this is made."""
         self.limits = limits
         self._ahead = min(AHEAD, limits.max_concurrent)
         self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, limits.max_concurrent // AHEAD)))

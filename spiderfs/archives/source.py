@@ -5,21 +5,18 @@ from the archive's index, which is built at the first lookup in it. A read of a 
 archive in an archive is a member like any other, unless a second such source lies over this.
 
 **Versions.** A member's version is a tag (`Version`): a hash of the archive's version and of the member's place and
-size. A read asks `inner` for the archive in the version of the index. So a changed archive raises SourceChanged as any
-file does, and no read returns bytes of another archive, even if a rebuilt one has the same mtime.
+size. A read asks `inner` for the archive in the version of the index, so a changed archive raises SourceChanged.
 
 **Damage.** An archive is shown whole or not at all. If it is damaged, every call about it raises ArchiveDamaged, and
 the log has the reason once for each version and mount.
 
 **Building an index** (`Indices`). A thread of `Indexers` builds it, for each archive in one process of the mount. Until
 it is built, a lookup waits a moment and then raises SourceNotReady: the caller retries, and the source counts as
-reachable. The index of a changed archive is built when that version has settled (`vfs/settling.py`).
+reachable. The index of a changed archive is built when that version has settled (`vfs/rules.py`).
 
-**Index files.** An index is written beside its place and renamed into it, so a process with an older one mapped keeps
-that. Its name is a hash of the archive's path; it holds the path, so that it can be deleted with the archive. If the
-disk is full or read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
-
-`Neighbourhood` has what lies beside a member in its archive, and the members in a range that was read at once.
+**Index files.** An index is renamed into its place, so a process with an older one mapped keeps that. Its name is a
+hash of the archive's path, which it holds, so that it can be deleted with the archive. If the disk is full or
+read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
 """
 
 from __future__ import annotations
@@ -42,14 +39,8 @@ from typing import NamedTuple
 import trio
 import xxhash
 
-from spiderfs.archives.formats import (
-    EXTRA_BYTES,
-    LOCAL_BYTES,
-    TAR_HEADER_BYTES,
-    bytes_begin,
-    check_tar_header,
-    unpacked,
-)
+from spiderfs import errors
+from spiderfs.archives import formats
 from spiderfs.archives.index import (
     DEFLATED,
     DIRECTORY,
@@ -64,24 +55,13 @@ from spiderfs.archives.index import (
 )
 from spiderfs.archives.indexer_process import FORMATS, MOST_SPARE_BYTES, Indexers
 from spiderfs.core.chunks import Member
-from spiderfs.errors import (
-    ArchiveDamaged,
-    ArchiveFailed,
-    SourceChanged,
-    SourceError,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceNotReady,
-    SourceThrottled,
-    SourceUnavailable,
-)
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import FAILURE_XATTR
 from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
 from spiderfs.sources.client import pause_s
 from spiderfs.sources.source import Source, SourceStat, Version, streamed
 from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.settling import settles_at
+from spiderfs.vfs.rules import settles_at
 
 
 class Neighbourhood:
@@ -112,8 +92,7 @@ class Neighbourhood:
     def node(self, catalogue: Catalogue, member: Member) -> Node | None:
         """The file of a member, if its name is known and means this version."""
         path = self.archive + b"/" + self._index.path(member.number)
-        dentry = catalogue.find(*catalogue.parent_of(path))
-        if dentry is None or not dentry.stat.size:
+        if (dentry := catalogue.find(*catalogue.parent_of(path))) is None or not dentry.stat.size:
             return None
         if dentry.stat.version.tag != self._index.tag(self._index.row(member.number)):
             return None
@@ -130,17 +109,17 @@ class Neighbourhood:
             return text
         part = memoryview(whole)[member.begin - begin : member.end - begin]
         if not self._is_zip:
-            check_tar_header(part[:TAR_HEADER_BYTES], row.crc)
-            return bytes(part[TAR_HEADER_BYTES:])
-        at = bytes_begin(bytes(part[:LOCAL_BYTES]))
-        return unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
+            formats.check_tar_header(part[: formats.TAR_HEADER_BYTES], row.crc)
+            return bytes(part[formats.TAR_HEADER_BYTES :])
+        at = formats.bytes_begin(bytes(part[: formats.LOCAL_BYTES]))
+        return formats.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
 
     def _member(self, row: IndexRow) -> Member | None:
         if row.kind != FILE or row.method != STORED:
             return None
         if not self._is_zip:
-            return Member(row.number, row.offset - TAR_HEADER_BYTES, row.offset + row.size)
-        length = LOCAL_BYTES + len(self._index.path(row.number)) + EXTRA_BYTES + row.packed
+            return Member(row.number, row.offset - formats.TAR_HEADER_BYTES, row.offset + row.size)
+        length = formats.LOCAL_BYTES + len(self._index.path(row.number)) + formats.EXTRA_BYTES + row.packed
         return Member(row.number, row.offset, row.offset + length)
 
 
@@ -180,38 +159,33 @@ class Indices:
                 path.unlink(missing_ok=True)
 
     def forget_gone(self) -> None:
-        """Delete the indices of archives that the source no longer has. Who has one mapped keeps it.
-
-        It asks the source for each, and raises SourceUnavailable, and OSError.
-        """
+        """Delete indices of archives that are gone, asking the source for each; raises SourceUnavailable, OSError."""
         for path in self._directory.glob("*.index"):
             try:
                 self._inner.stat(archive_of(path))
-            except (ValueError, SourceNotFound):
+            except (ValueError, errors.SourceNotFound):
                 # It may be of another revision of the format.
                 path.unlink(missing_ok=True)
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 raise
-            except SourceError:
+            except errors.SourceError:
                 pass
 
     def of(self, archive: bytes, version: Version) -> ArchiveIndex:
         """The index of this version of an archive; raises ArchiveDamaged, SourceNotReady while it is being made."""
         key = archive, version
-        index = self.here(archive, version)
-        if index is None:
+        if (index := self.here(archive, version)) is None:
             self._check_settled(key)
             with self._lock:
-                coming = self._coming.get(key)
-                if coming is None:
+                if (coming := self._coming.get(key)) is None:
                     coming = self._coming[key] = self._indexers.threads.submit(self._made, *key)
                     coming.add_done_callback(lambda _: self._coming.pop(key, None))
             try:
                 index = coming.result(self._indexers.moment_s)
             except TimeoutError:
-                raise SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
+                raise errors.SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
         if index.failure:
-            raise ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
+            raise errors.ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
         return index
 
     def here(self, archive: bytes, version: Version | None = None, again: bool = False) -> ArchiveIndex | None:
@@ -286,7 +260,7 @@ class Indices:
         if len(self._unsettled) >= _UNSETTLED:
             self._unsettled.clear()
         self._unsettled[key] = at
-        raise SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
+        raise errors.SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
 
     def _made(self, archive: bytes, version: Version) -> ArchiveIndex:
         """Make the index of this version, unless another process does; in a thread of this module's."""
@@ -315,8 +289,8 @@ class Indices:
         while True:
             try:
                 return self._inner.read(archive, offset, length, version)
-            except SourceUnavailable as exc:
-                failures += not isinstance(exc, SourceThrottled)
+            except errors.SourceUnavailable as exc:
+                failures += not isinstance(exc, errors.SourceThrottled)
                 if failures == limits.attempts or time.monotonic() > until_s:
                     raise
             attempt += 1
@@ -331,17 +305,17 @@ class Indices:
         kind = next(kind for kind in FORMATS if archive.endswith(b"." + kind.encode()))
         try:
             spare = self._indexers.index(kind, archive, version, read, to)
-        except SourceChanged as exc:
+        except errors.SourceChanged as exc:
             # Who asks again asks for its attributes first, and so for the new version.
-            raise SourceNotReady(f"{named} changes while it is read") from exc
+            raise errors.SourceNotReady(f"{named} changes while it is read") from exc
         except OSError as exc:
-            raise ArchiveFailed(f"{named}: its index cannot be written ({exc}): free the cache's disk") from exc
+            raise errors.ArchiveFailed(f"{named}: its index cannot be written ({exc}): free the cache's disk") from exc
         if spare and self._disk_works:
             self._disk_works = False
             log.warning("the disk of the cache takes no indices of archives, so they are kept in memory")
         index = self._keep(archive, ArchiveIndex(to, spare)) if spare else self.here(archive, version)
         if index is None:
-            raise SourceUnavailable(f"{named}: its index has been removed")
+            raise errors.SourceUnavailable(f"{named}: its index has been removed")
         if index.failure:
             log.warning("%s cannot be shown as a directory: %s", named, index.failure)
         elif index.left_out:
@@ -370,35 +344,27 @@ class ArchiveSource:
     def __init__(
         self, inner: Source, kinds: Sequence[str], directory: Path, longest_bytes: int, indexers: Indexers
     ) -> None:
-        """Show archives of these `kinds` (of FORMATS); their indices lie in `directory`, which is for no other source.
-
-        A packed member is unpacked as a whole, and refused if it has more than `longest_bytes`.
-        """
+        """Show archives of `kinds`, with indices in a `directory` of their own; unpack up to `longest_bytes`."""
         self.inner, self._longest_bytes = inner, longest_bytes
         self.indices = Indices(inner, directory, indexers)
         self._suffixes = tuple(b"." + kind.encode() for kind in kinds)
         self._beginnings: dict[tuple[bytes, Version, int], tuple[int, float]] = {}
-        self.undated_directories = inner.undated_directories
-        self.statvfs = inner.statvfs
-
-    # -- the contract of a source
+        self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
 
     def stat(self, path: bytes) -> SourceStat:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.stat(path)
         return self._member(place)[2] if place.below else self._directory_stat(place.found)
 
     def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             for name, found in self.inner.scan(path, known):
                 is_archive = name.endswith(self._suffixes) and stat.S_ISREG(found.mode)
                 yield name, self._directory_stat(found) if is_archive else found
             return
         index, directory, own = self._member(place)
         if directory.kind != DIRECTORY:
-            raise SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
+            raise errors.SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
         yield b".", own
         for name, row in index.below(directory):
             yield name, self._stat_of(place.found, index, row)
@@ -410,15 +376,14 @@ class ArchiveSource:
         if known := self._known(path, version) or self._known(path, version, again=True):
             try:
                 return self._bytes_of(*known, offset, length)
-            except SourceChanged:
+            except errors.SourceChanged:
                 self.stat(path)  # raises SourceNotFound if it is gone
                 raise
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.read(path, offset, length, version)
         index, row, found = self._member(place)
         if row.kind != FILE or found.version != version:
-            raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
         return self._bytes_of(place.archive, place.below, index, row, offset, length)
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
@@ -428,21 +393,19 @@ class ArchiveSource:
         return streamed(self.inner, path, offset, length, version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.read_present(path, most_bytes)
         index, row, found = self._member(place)
         if row.kind != FILE or row.size > most_bytes:
-            raise SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
         return found, self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def readlink(self, path: bytes) -> bytes:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.readlink(path)
         index, row, _ = self._member(place)
         if row.kind != LINK:
-            raise SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
         return self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def listxattr(self, path: bytes) -> list[str]:
@@ -452,8 +415,7 @@ class ArchiveSource:
         return []
 
     def getxattr(self, path: bytes, name: str) -> bytes | None:
-        place = self._place(path)
-        if place is None:
+        if (place := self._place(path)) is None:
             return self.inner.getxattr(path, name)
         if place.below:
             self._member(place)
@@ -464,8 +426,6 @@ class ArchiveSource:
     def close(self) -> None:
         self.indices.close()
         self.inner.close()
-
-    # -- what lies where
 
     def neighbourhood(self, path: bytes, version: Version) -> Neighbourhood | None:
         """What lies beside a member of this version, if this process finds its index; asks the source nothing."""
@@ -480,10 +440,7 @@ class ArchiveSource:
     def _known(
         self, path: bytes, version: Version, again: bool = False
     ) -> tuple[bytes, bytes, ArchiveIndex, IndexRow] | None:
-        """The archive, what is below it, and the index and row of a member of this version, if an index is here.
-
-        Who knows such a member has made the index, or has had another process make it: `again` as in `Indices.here`.
-        """
+        """Archive, path below, index and row of a member, if an index is here; `again`: see `Indices.here`."""
         for archive, below in self._archives_on(path) if version.tag else ():
             index = self.indices.here(archive, again=again) if below else None
             row = index.find(below) if index is not None else None
@@ -512,12 +469,11 @@ class ArchiveSource:
 
     def _member(self, place: _ArchivePlace) -> tuple[ArchiveIndex, IndexRow, SourceStat]:
         index = self.indices.of(place.archive, place.found.version)
-        row = index.find(place.below)
-        if row is None:
+        if (row := index.find(place.below)) is None:
             above = place.below
             while above and (row := index.find(above := above.rpartition(b"/")[0])) is None:
                 pass
-            kind = SourceNotFound if row is None or row.kind == DIRECTORY else SourceNotADirectory
+            kind = errors.SourceNotFound if row is None or row.kind == DIRECTORY else errors.SourceNotADirectory
             raise kind(f"{os.fsdecode(place.archive)} has no {os.fsdecode(place.below)}")
         return index, row, self._stat_of(place.found, index, row)
 
@@ -533,16 +489,11 @@ class ArchiveSource:
         )
 
     def _directory_stat(self, archive: SourceStat) -> SourceStat:
-        """The attributes of an archive, or of a directory in one.
-
-        A listing is compared by the mtime, so what is below the second is drawn from the archive's whole version.
-        """
+        """Attributes of an archive or a directory in one: what is below the second of mtime tells versions apart."""
         readable = archive.mode & 0o444
         drawn_ns = xxhash.xxh3_64_intdigest(repr(archive.version).encode()) % _SECOND_NS
         mtime_ns = 0 if self.undated_directories else archive.mtime_ns // _SECOND_NS * _SECOND_NS + drawn_ns
         return archive._replace(mode=stat.S_IFDIR | readable | readable >> 2, size=0, mtime_ns=mtime_ns, tag=0)
-
-    # -- bytes
 
     def _bytes_of(
         self, archive: bytes, below: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int
@@ -557,16 +508,16 @@ class ArchiveSource:
             if row.method == DEFLATED or length == row.size:
                 return self._unpacked(archive, index, row, below)[offset : offset + length]
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
-        except ArchiveFailed as exc:
-            raise ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
+        except errors.ArchiveFailed as exc:
+            raise errors.ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
 
     def _tarred(self, archive: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int) -> bytes:
         """Bytes of a tar's member: no other bytes than those behind its header."""
         if offset > _NEAR_BYTES:
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
-        header = TAR_HEADER_BYTES
+        header = formats.TAR_HEADER_BYTES
         got = memoryview(self.inner.read(archive, row.offset - header, header + offset + length, index.version))
-        check_tar_header(got[:header], row.crc)
+        formats.check_tar_header(got[:header], row.crc)
         if offset + length < row.size:
             self._note_beginning((archive, index.version, row.number), row.offset)
         return bytes(got[header + offset :])
@@ -578,11 +529,11 @@ class ArchiveSource:
         if time.monotonic() < looked_at_s + _TRUSTED_S:
             return begin
         if archive.endswith(b".zip"):
-            header = self.inner.read(archive, row.offset, LOCAL_BYTES, index.version)
-            begin = row.offset + bytes_begin(bytes(header), row.crc)
+            header = self.inner.read(archive, row.offset, formats.LOCAL_BYTES, index.version)
+            begin = row.offset + formats.bytes_begin(bytes(header), row.crc)
         else:
-            before = TAR_HEADER_BYTES
-            check_tar_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
+            before = formats.TAR_HEADER_BYTES
+            formats.check_tar_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
             begin = row.offset
         self._note_beginning(key, begin)
         return begin
@@ -594,13 +545,13 @@ class ArchiveSource:
 
     def _unpacked(self, archive: bytes, index: ArchiveIndex, row: IndexRow, below: bytes) -> bytes:
         if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):
-            raise ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
-        guess = LOCAL_BYTES + len(below) + EXTRA_BYTES + row.packed
+            raise errors.ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
+        guess = formats.LOCAL_BYTES + len(below) + formats.EXTRA_BYTES + row.packed
         got = bytes(self.inner.read(archive, row.offset, guess, index.version))
-        begin = bytes_begin(got)
+        begin = formats.bytes_begin(got)
         if (missing := begin + row.packed - len(got)) > 0:
             got += bytes(self.inner.read(archive, row.offset + len(got), missing, index.version))
-        return unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
+        return formats.unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
 
 
 async def forget_gone(source: Source) -> None:
@@ -608,6 +559,6 @@ async def forget_gone(source: Source) -> None:
     while isinstance(source, ArchiveSource):
         try:
             await trio.to_thread.run_sync(source.indices.forget_gone, abandon_on_cancel=True)
-        except (OSError, SourceUnavailable) as exc:
+        except (OSError, errors.SourceUnavailable) as exc:
             log.info("indices of archives that are gone are deleted at the next mount: %s", exc)
         source = source.inner

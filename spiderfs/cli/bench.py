@@ -60,13 +60,11 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
 
 
 def _options(place: str, given: tuple[str, ...], point: str) -> Options:
-    """The options of the mounts that are measured."""
     from spiderfs.options.model import Options
     from spiderfs.options.mount_strings import option_string, options_in
     from spiderfs.profiling.private_mount import SETTINGS, settings_in
 
-    mount = mount_at(place)
-    if mount is not None:
+    if (mount := mount_at(place)) is not None:
         with explaining(mount):
             theirs = settings_in(read_control(mount, "config"))
         place = theirs["source"]

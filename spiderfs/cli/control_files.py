@@ -27,8 +27,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 def find_mount(path: str | Path) -> Mount:
     """The spiderfs mount at a path; raises MountError if there is none."""
-    mount = mount_at(path)
-    if mount is None:
+    if (mount := mount_at(path)) is None:
         # This import is here because it takes longer than the rest of most commands.
         from spiderfs.sources.open import without_secrets
 
@@ -38,10 +37,7 @@ def find_mount(path: str | Path) -> Mount:
 
 
 def mount_at(path: str | Path) -> Mount | None:
-    """The spiderfs mount at a path that a user has named, if there is one; raises MountError if the path hangs.
-
-    `spiderfs://NAME` is there if a daemon answers, or MountError is raised.
-    """
+    """The mount at a user's path, if there is one; raises MountError if the path hangs, or no daemon serves NAME."""
     try:
         address = address_of(path)
     except ValueError as exc:
@@ -85,11 +81,8 @@ def place_of(mount: Mount) -> str:
 
 def daemon_of(mount: Mount) -> int:
     """The pid of the daemon that serves without a mount; raises OSError if there is none."""
-    connection = Connection(mount.mountpoint)
-    try:
+    with contextlib.closing(Connection(mount.mountpoint)) as connection:
         return connection.peer.pid
-    finally:
-        connection.close()
 
 
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -23,16 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import (
-    every_place,
-    explained,
-    mount_at,
-    mountpoints,
-    place_of,
-    printable,
-    read_control,
-    read_stats,
-)
+from spiderfs.cli import control_files
 from spiderfs.errors import MountError, SpiderfsError, UsageError
 from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts, within
 from spiderfs.linux.process_table import ended_by_signals, signals_wait
@@ -71,7 +62,7 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.argument("place", metavar="[MOUNTPOINT|SOURCE]", required=False, shell_complete=mountpoints)
+@click.argument("place", metavar="[MOUNTPOINT|SOURCE]", required=False, shell_complete=control_files.mountpoints)
 @click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options with which SOURCE is mounted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
@@ -80,7 +71,7 @@ def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
     With a MOUNTPOINT it checks that mount too, with a SOURCE whether and how it can be mounted. Each line is ok, a note
     (it works, but could work better) or wrong. The exit status is 1 if a line is wrong.
     """
-    mount = None if place is None else mount_at(place)
+    mount = None if place is None else control_files.mount_at(place)
     if options and (place is None or mount is not None):
         raise UsageError("-o is for a SOURCE that is not mounted yet: name one, or leave -o out")
     found = []
@@ -97,7 +88,9 @@ def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
 def _show(finding: Finding) -> None:
     colour = {"ok": "green", "note": "yellow", "wrong": "red"}[finding.state]
     width = max(60, shutil.get_terminal_size().columns)
-    lines = textwrap.wrap(printable(finding.said), width - 20, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        control_files.printable(finding.said), width - 20, break_long_words=False, break_on_hyphens=False
+    )
     click.echo(f"{click.style(f'{finding.state:5}', fg=colour)} {finding.what:13} {lines[0]}")
     for line in lines[1:]:
         click.echo(f"{'':20}{line}")
@@ -111,7 +104,7 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
         options = yield from _chosen(place, given)
     yield from _kernel(options is not None and options.allow_other)
     yield from _machine()
-    yield from _mounted([mount] if mount is not None else every_place().values())
+    yield from _mounted([mount] if mount is not None else control_files.every_place().values())
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
@@ -126,7 +119,6 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
 
 
 def _machine() -> Iterator[Finding]:
-    """What does not depend on a mount."""
     met = []
     for name, number, flag, least in _LIMITS:
         allowed = resource.getrlimit(number)[0]
@@ -149,13 +141,12 @@ def _machine() -> Iterator[Finding]:
 
 
 def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
-    """Whether mounts answer."""
     for mount in there:
-        here = place_of(mount)
+        here = control_files.place_of(mount)
         try:
-            stats = read_stats(mount)
+            stats = control_files.read_stats(mount)
         except OSError as exc:
-            yield Finding("mount", "wrong", str(explained(mount, exc)))
+            yield Finding("mount", "wrong", str(control_files.explained(mount, exc)))
             continue
         version = stats.get("version")
         if version != __version__:
@@ -172,19 +163,19 @@ def _one_mount(mount: Mount) -> Iterator[Finding]:
     from spiderfs.profiling.private_mount import settings_in
 
     try:
-        stats = read_stats(mount)
+        stats = control_files.read_stats(mount)
     except OSError:
         # The finding that it does not answer says so (`_mounted`).
         return
     try:
-        options = settings_in(read_control(mount, "config"))
+        options = settings_in(control_files.read_control(mount, "config"))
     except OSError as exc:
-        yield Finding("control files", "wrong", str(explained(mount, exc)))
+        yield Finding("control files", "wrong", str(control_files.explained(mount, exc)))
         return
     yield from _troubles(stats["metrics"])
     for url, peer in stats["peers"].items():
         if peer.get("remark"):
-            yield Finding("peers", "wrong", f"{printable(url)} {peer['remark']}")
+            yield Finding("peers", "wrong", f"{control_files.printable(url)} {peer['remark']}")
     # A mount of an earlier version does not say it.
     for found in stats.get("cache_dirs", ()):
         directory = Path(found["directory"])

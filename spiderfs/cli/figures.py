@@ -229,7 +229,6 @@ def section(name: str, value: object, depth: int = 0) -> Iterator[Row]:
 
 
 def figure(name: str, value: object) -> str:
-    """A figure as people read it."""
     if isinstance(value, list):
         return " and ".join(figure(name, one) for one in value) or "none"
     if value is None or isinstance(value, bool):
@@ -252,9 +251,6 @@ def _label(name: str) -> str:
 
 def _is_of_tables(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and any(isinstance(one, dict) for one in value)
-
-
-# -- values of a mapping that another version may have written
 
 
 def rate(per_s: float) -> str:

@@ -73,16 +73,18 @@ option_strings = click.option(
     help="Options, listed below; can be repeated.",
     shell_complete=option_names,
 )
+config_file = click.option(
+    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
+)
+in_foreground = click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
 
 
 @click.command(cls=MountCommand)
 @click.argument("source", required=False)
 @click.argument("mountpoint", required=False)
 @option_strings
-@click.option(
-    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
-)
-@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
+@config_file
+@in_foreground
 def mount(
     source: str | None, mountpoint: str | None, options: tuple[str, ...], toml: Path | None, foreground: bool
 ) -> None:
@@ -98,18 +100,20 @@ def start(
     options: Sequence[str],
     toml: Path | None,
     source: str | None,
-    mountpoint: str | None,
+    place: str | Path | None,
     *,
     foreground: bool = False,
     fake: bool = False,
+    served: bool = False,
 ) -> int:
-    """Mount (`fake`: check the options), and return the exit status; with `foreground`, once the mount has ended."""
+    """Mount (`fake`: only check), or with `served` at a socket; the exit status, in the foreground at the end."""
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
     from spiderfs.options.paths import capacity_remark, missing_remark
 
-    checked = Options.load(options, toml, source, mountpoint, warn)
-    check_fuse_available(checked.allow_other)
+    checked = Options.load(options, toml, source, place, warn, is_mount=not served)
+    if not served:
+        check_fuse_available(checked.allow_other)
     warn(capacity_remark(checked.capacity, *checked.cache_dir.all))
     if not foreground:
         # In the foreground the log says it.
@@ -118,11 +122,15 @@ def start(
         return 0
     from spiderfs.daemon import supervisor
 
+    if served:
+        from spiderfs.serve.socket_kernel import listen
+
+        return supervisor.run(checked, foreground, lambda options: listen(options.mountpoint))
     status = supervisor.run(checked, foreground)
     # Without standard descriptors there is no `sys.stdout`.
     if status == 0 and not foreground and sys.stdout is not None and sys.stdout.isatty():
-        place = printable(checked.mountpoint)
-        click.echo(f"mounted at {place}, cache in {printable(checked.cache_dir)}: watch it with 'spiderfs top {place}'")
+        shown = printable(checked.mountpoint)
+        click.echo(f"mounted at {shown}, cache in {printable(checked.cache_dir)}: watch it with 'spiderfs top {shown}'")
     return status
 
 
@@ -175,32 +183,20 @@ def mount_helper(
 @click.argument("source", required=False)
 @click.option("--name", required=True, metavar="NAME", help="Readers write spiderfs://NAME/PATH.")
 @option_strings
-@click.option(
-    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
-)
-@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
+@config_file
+@in_foreground
 def serve(source: str | None, name: str, options: tuple[str, ...], toml: Path | None, foreground: bool) -> None:
     """Serve SOURCE as spiderfs://NAME, read-only, through the cache: without a mount, FUSE or privileges.
 
     Programs of this user and of root read it with spiderfs.client or fsspec. `spiderfs umount spiderfs://NAME` ends it.
     """
-    from spiderfs.options.model import Options
-    from spiderfs.options.paths import capacity_remark, missing_remark
     from spiderfs.protocol.requests import check_name, socket_of
 
     try:
         check_name(name)
     except ValueError as exc:
         raise ConfigError(f"--name: {exc}") from exc
-    checked = Options.load(options, toml, source, socket_of(name), warn, is_mount=False)
-    warn(capacity_remark(checked.capacity, *checked.cache_dir.all))
-    if not foreground:
-        # In the foreground the log says it.
-        warn(missing_remark(checked.cache_dir.others))
-    from spiderfs.daemon import supervisor
-    from spiderfs.serve.socket_kernel import listen
-
-    click.get_current_context().exit(supervisor.run(checked, foreground, lambda served: listen(served.mountpoint)))
+    click.get_current_context().exit(start(options, toml, source, socket_of(name), foreground=foreground, served=True))
 
 
 # A daemon ends within a second, but its disk may take longer, when LMDB flushes gigabytes of dirty pages.
@@ -230,8 +226,11 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
     if mountpoint is not None or not every:
         raise UsageError("name one MOUNTPOINT to unmount, or write --all")
     detached, failures = [], []
-    # The last one first: it may lie in an earlier one.
-    for mount in (*reversed(_own_mounts()), *all_served()):
+    user = os.geteuid()
+    ours = [mount for mount in mounts() if mount.fstype == FSTYPE]
+    # Those below another on one mount point too, the last one first: it may lie in an earlier one.
+    own = [mount for mount in reversed(ours) if user == 0 or f"user_id={user}" in mount.options.split(",")]
+    for mount in (*own, *all_served()):
         try:
             detached.append(_detach(mount, lazy))
         except ConnectionRefusedError:
@@ -247,13 +246,6 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
     for failure in failures:
         click.echo(f"spiderfs: {printable(failure)}", err=True)
     ctx.exit(1 if failures else 0)
-
-
-def _own_mounts() -> list[Mount]:
-    """The mounts that this user made, or all for root; those below another on one mount point too."""
-    user = os.geteuid()
-    found = [mount for mount in mounts() if mount.fstype == FSTYPE]
-    return [mount for mount in found if user == 0 or f"user_id={user}" in mount.options.split(",")]
 
 
 def _detach(mount: Mount, lazy: bool) -> _Detached:

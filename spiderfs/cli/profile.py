@@ -105,11 +105,10 @@ def profile(
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
     # The first of several directories.
     options["cache_dir"] = stats["cache_dir"]
-    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
-    if network is not None:
-        wanted = replace(wanted, network=_size("--network", network))
-    if model is not None:
-        wanted = replace(wanted, model_bytes=_size("--model", model))
+    bandwidth = None if network is None else _size("--network", network)
+    model_bytes = 0.0 if model is None else _size("--model", model)
+    chosen = _chosen_views(views, options)
+    wanted = Wanted(loader, chosen, samples, planned, uses, total, nodes, rate, bandwidth, model_bytes)
     size = float(stats["capacity_bytes"]) if capacity is None else _size("--capacity", capacity)
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)

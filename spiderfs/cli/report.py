@@ -111,14 +111,8 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
     return found
 
 
-# -- the page
-
-
 def _page(
-    mountpoint: str,
-    stats: Mapping[str, Any],
-    epochs: Sequence[Mapping[str, Any]],
-    compared: Sequence[dict[str, Any]],
+    mountpoint: str, stats: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], compared: Sequence[dict[str, Any]]
 ) -> str:
     trainings: dict[str, list[Mapping[str, Any]]] = {}
     for epoch in epochs:
@@ -236,8 +230,7 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[Sequence[str], str]]) -
 
 def _chart(of: str, values: Sequence[tuple[int, float]], shown: Callable[[float], str], top: float) -> str:
     """Bars of one figure by epoch, with the largest value; they end at `top`, or at that value. Zeros need no chart."""
-    most = max(value for _, value in values)
-    if not most:
+    if not (most := max(value for _, value in values)):
         return ""
     top = top or most
     room, step = _HEIGHT - _HEAD - _FOOT, _WIDTH / len(values)

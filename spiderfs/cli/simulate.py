@@ -121,7 +121,6 @@ def simulate(
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print a comparison as a table."""
     from rich import box
     from rich.table import Table
 

@@ -12,26 +12,14 @@ from typing import Any
 
 import click
 
-from spiderfs.cli.control_files import (
-    every_place,
-    explained,
-    explaining,
-    find_mount,
-    mountpoints,
-    place_of,
-    printable,
-    read_control,
-    read_stats,
-    warn,
-    write_control,
-)
+from spiderfs.cli import control_files
 from spiderfs.errors import ConfigError, UsageError
 from spiderfs.linux.mounts import Mount
 from spiderfs.options.units import round_size
 
 
 @click.command()
-@click.argument("mountpoint", required=False, shell_complete=mountpoints)
+@click.argument("mountpoint", required=False, shell_complete=control_files.mountpoints)
 @click.option("--section", metavar="NAME", help="Show one part in full, such as jobs, plans or ratio.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
@@ -44,9 +32,9 @@ def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
             raise UsageError("--section is of one mount: name its MOUNTPOINT")
         _list_mounts(as_json)
         return
-    mount = find_mount(mountpoint)
-    with explaining(mount):
-        stats = read_stats(mount)
+    mount = control_files.find_mount(mountpoint)
+    with control_files.explaining(mount):
+        stats = control_files.read_stats(mount)
     if section is not None and section not in stats:
         parts = sorted(name for name, value in stats.items() if isinstance(value, dict | list))
         raise UsageError(f"--section {section}: choose one of {', '.join(parts)}")
@@ -54,23 +42,20 @@ def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
         click.echo(json.dumps(stats if section is None else stats[section], indent=2))
         return
     if section is None:
-        click.echo(click.style(printable(f"{mount.source} on {place_of(mount)}"), bold=True))
+        click.echo(
+            click.style(control_files.printable(f"{mount.source} on {control_files.place_of(mount)}"), bold=True)
+        )
     for row in figures.all_rows(stats) if section is None else figures.section(section, stats[section]):
-        _show(row)
-
-
-def _show(row: Any) -> None:
-    """A row of a page; where a person reads it, what does not fit goes on below."""
-    text = printable(str(row))
-    if sys.stdout.isatty():
-        width = max(60, shutil.get_terminal_size().columns)
-        text = textwrap.fill(text, width, subsequent_indent=" " * 17, break_long_words=False, break_on_hyphens=False)
-    click.echo(click.style(text, fg="red") if row.bad else text)
+        text = control_files.printable(str(row))
+        if sys.stdout.isatty():
+            width, indent = max(60, shutil.get_terminal_size().columns), " " * 17
+            text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        click.echo(click.style(text, fg="red") if row.bad else text)
 
 
 def _list_mounts(as_json: bool) -> None:
     listed = []
-    for place, mount in every_place().items():
+    for place, mount in control_files.every_place().items():
         state = _state(mount)
         source = state.get("stats", {}).get("source", mount.source)
         listed.append({"source": source, "mountpoint": place, **state})
@@ -79,12 +64,12 @@ def _list_mounts(as_json: bool) -> None:
     elif not listed:
         click.echo("there is no spiderfs mount")
     for entry in [] if as_json else listed:
-        click.echo(printable(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
+        click.echo(control_files.printable(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
 
 
 def _state(mount: Mount) -> dict[str, Any]:
     try:
-        stats = read_stats(mount)
+        stats = control_files.read_stats(mount)
     except TimeoutError:
         return {"state": "does not answer"}
     except OSError as exc:
@@ -96,14 +81,14 @@ def _state(mount: Mount) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
 def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""
     from spiderfs.options.model import Capacity, check_change
     from spiderfs.options.paths import capacity_remark
 
-    mount = find_mount(mountpoint)
+    mount = control_files.find_mount(mountpoint)
     for change in changes:
         name, equals, value = (part.strip() for part in change.partition("="))
         if not equals:
@@ -113,15 +98,15 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
         check_change(name, value)
     try:
         for change in changes:
-            write_control(mount, "config", f"{change}\n")
+            control_files.write_control(mount, "config", f"{change}\n")
             name, _, value = change.partition("=")
             if name.strip() == "capacity":
-                stats = read_stats(mount)
+                stats = control_files.read_stats(mount)
                 others = [Path(found["directory"]) for found in stats.get("cache_dirs", [])[1:]]
-                warn(capacity_remark(Capacity.parse(value), Path(stats["cache_dir"]), *others))
-        text = "" if changes else read_control(mount, "config")
+                control_files.warn(capacity_remark(Capacity.parse(value), Path(stats["cache_dir"]), *others))
+        text = "" if changes else control_files.read_control(mount, "config")
     except OSError as exc:
         if exc.errno == errno.EINVAL:
             raise ConfigError(f"the daemon refused {change}: see its log for the reason") from exc
-        raise explained(mount, exc) from exc
+        raise control_files.explained(mount, exc) from exc
     click.echo(text, nl=False)

@@ -257,8 +257,7 @@ def page(
 ) -> RenderableType:
     """What is drawn above the line of keys; a missing key of stats, or one of a newer version, does no harm."""
     look = look or Look()
-    meter = look.of(meters)
-    if meter is not None:
+    if (meter := look.of(meters)) is not None:
         return _one(meter, look, everything, max(1, height - _OTHER_LINES))
     table = Table("mount", box=None, pad_edge=False, expand=True)
     for heading in ("hit rate", "files/s", "waiting", "source/s", "cache", "jobs"):

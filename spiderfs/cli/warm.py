@@ -26,19 +26,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from spiderfs.cli.control_files import (
-    ANSWER_TIMEOUT_S,
-    SERVED,
-    explained,
-    find_mount,
-    mountpoints,
-    place_of,
-    printable,
-    read_control,
-    read_stats,
-    warn,
-    write_control,
-)
+from spiderfs.cli import control_files
+from spiderfs.cli.control_files import find_mount, place_of, printable, read_control, read_stats, warn, write_control
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import CONTROL_DIR, FAILURE_XATTR, Mount, within
 from spiderfs.linux.process_table import end_with_parent, ended_by_signals
@@ -54,10 +43,7 @@ _PIECE_BYTES = 512 << 10
 def wanted_paths(
     mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, gone: list[str] | None = None
 ) -> Iterator[str]:
-    """The paths, and with `globs` globs, relative to the mount. Raises ConfigError.
-
-    Paths without a file come into the list `gone` instead; without such a list they are an error.
-    """
+    """The paths, and with `globs` globs, relative to the mount; those without a file in `gone`. Raises ConfigError."""
     # Of a source that hangs one path is asked, and not each: every question takes seconds.
     answers = True
     for path in paths:
@@ -105,12 +91,14 @@ class _Found(NamedTuple):
 def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
     """The path of the file that a path means, which must be one of the mount, or None; raises ConfigError."""
     path = f"{mount.mountpoint}/{relative}"
-    if mount.fstype == SERVED:
+    if mount.fstype == control_files.SERVED:
         from spiderfs.client.served import Served
 
-        return _Found(relative) if Served(mount.mountpoint.name, ANSWER_TIMEOUT_S).exists(relative) else None
+        return (
+            _Found(relative) if Served(mount.mountpoint.name, control_files.ANSWER_TIMEOUT_S).exists(relative) else None
+        )
     try:
-        found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
+        found = within(control_files.ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -121,7 +109,7 @@ def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
 
 def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
     """Whether one of these paths and globs means a file of the mount, or the source does not say so in time."""
-    if mount.fstype == SERVED:
+    if mount.fstype == control_files.SERVED:
         return True  # the paths were looked up
 
     def found() -> bool:
@@ -132,7 +120,7 @@ def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
         )
 
     try:
-        return within(ANSWER_TIMEOUT_S, found)
+        return within(control_files.ANSWER_TIMEOUT_S, found)
     except TimeoutError:
         return True
 
@@ -236,10 +224,7 @@ def _walk(paths: Iterator[str], report: Callable[[object], object]) -> None:
 
 
 def _names_at(path: str) -> tuple[int, list[str] | None]:
-    """How many names there are, and the directories among them; None: the path is a file.
-
-    Raises OSError, which says of an archive why it cannot be shown.
-    """
+    """How many names there are, and the directories among them (None: a file). Raises OSError, as an archive has it."""
     try:
         with os.scandir(path) as found:
             entries = list(found)
@@ -263,7 +248,7 @@ _RATE_LOOKS = 25
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file. Takes no globs.")
 @click.option("--detach", is_flag=True, help="Return at once; the daemon continues.")
@@ -289,7 +274,7 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, and no bar.")
 def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
@@ -312,18 +297,14 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
         else:
             if fetched is not None:
                 _print_fetched(fetched)
-            files, size, most = (
-                counted(pins["files"], "file"),
-                round_size(pins["bytes"]),
-                round_size(pins["limit_bytes"]),
-            )
-            click.echo(f"{files} pinned, {size} of at most {most}, half of the room for kept files")
+            of = f"{round_size(pins['bytes'])} of at most {round_size(pins['limit_bytes'])}"
+            click.echo(f"{counted(pins['files'], 'file')} pinned, {of}, half of the room for kept files")
         if fetched is not None:
             _check(mount, fetched.warming)
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
@@ -336,7 +317,7 @@ def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("mountpoint", shell_complete=control_files.mountpoints)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they stay readable.
@@ -391,9 +372,6 @@ def _ending_well() -> Iterator[None]:
         raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
-# -- the daemon fetches
-
-
 class _Fetched(NamedTuple):
     """What has become of the files, how long it took, and how much the cache may hold."""
 
@@ -445,7 +423,7 @@ def _explaining(mount: Mount) -> Iterator[None]:
             raise ConfigError(
                 f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config has the reason in its first line"
             ) from exc
-        raise explained(mount, exc) from exc
+        raise control_files.explained(mount, exc) from exc
 
 
 def _ask(mount: Mount, text: str, control: str = "warm") -> None:
@@ -542,9 +520,6 @@ def _no_file(mount: Mount, paths: int, first: str) -> str:
 
 def _ended(warming: Warming) -> SpiderfsError:
     return SpiderfsError(f"ended after {_counts(warming)}: run it again to resume")
-
-
-# -- what a person sees
 
 
 def _shown() -> AbstractContextManager[Show]:

@@ -71,12 +71,8 @@ def detach() -> Callable[[str], None] | None:
 
 
 def notify_systemd(state: str) -> None:
-    """Send systemd a state such as READY=1 or STOPPING=1 (sd_notify(3)), if systemd has started this process.
-
-    A failure is logged and does no other harm.
-    """
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
+    """Send systemd a state such as READY=1 (sd_notify(3)), if it has started this process; a failure is logged."""
+    if not (address := os.environ.get("NOTIFY_SOCKET")):
         return
     # A leading @ is an abstract address, written as a NUL byte (unix(7)).
     try:

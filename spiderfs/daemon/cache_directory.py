@@ -70,10 +70,7 @@ def open_cache_directory(path: Path, is_first: bool = True) -> int:
 
 
 def lock_cache_directory(path: Path, mountpoint: Path, is_first: bool = True) -> int:
-    """The descriptor by which this process and its children have the directory, for the mount at `mountpoint`.
-
-    Raises ConfigError, and MountError where another mount has it, which says whose.
-    """
+    """The lock that this process and its children hold; raises ConfigError, and MountError if another mount has it."""
     lock = open_cache_directory(path, is_first)
     try:
         # Children inherit it, so the next mount waits for the last of them.
@@ -173,10 +170,7 @@ def _close_to_others(path: Path, directory: int) -> None:
 
 
 def tighten(path: Path) -> None:
-    """Close everything in a cache directory to others; raises ConfigError where something in it is not its owner's.
-
-    The caller holds the lock.
-    """
+    """Close everything in a locked cache directory to others; raises ConfigError if something is not its owner's."""
     try:
         for place in _all_of(path):
             found = place.lstat()
@@ -208,10 +202,7 @@ def _raise(exc: OSError) -> None:
 
 
 def lock_other_directories(paths: Iterable[Path], mountpoint: Path, identity: str) -> dict[Path, int]:
-    """The descriptors by which this process has the other directories of a cache, without those that cannot be used.
-
-    Raises MountError where another mount, or another source, has one.
-    """
+    """The locks of the other directories that can be used; raises MountError if another mount, or source, has one."""
     locks = {}
     for path in paths:
         try:
@@ -224,10 +215,7 @@ def lock_other_directories(paths: Iterable[Path], mountpoint: Path, identity: st
 
 
 def bind_to_source(layout: CacheLayout, identity: str) -> None:
-    """Note the source that a cache directory belongs to: the first one; raises MountError for another one.
-
-    `identity`: see `OpenedSource`.
-    """
+    """Note the first source of a cache directory (see `OpenedSource.identity`); raises MountError for another one."""
     path = os.fsencode(identity)
     try:
         bound_to = layout.source.read_bytes().removesuffix(b"\n") if layout.source.exists() else path

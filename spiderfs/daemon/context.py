@@ -7,9 +7,10 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -18,16 +19,17 @@ from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.memory import MemoryBounds, memory_bounds
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
-from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
-from spiderfs.errors import MountError, StoreError
+from spiderfs.errors import ConfigError, MountError, StoreError
+from spiderfs.forms.partition import MOST_AUGMENTED, FormSizes, Split, view_share
+from spiderfs.forms.profile import Record, landing_bytes, load_record
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.options.model import Options
+from spiderfs.options.model import AUTO, ONE_FORM, Options
 from spiderfs.packages import DIRECTORY
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
@@ -55,17 +57,95 @@ from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.fetcher import Episode, Fetcher, ShownViews
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.views.recipe import ORIGINAL, Recipe
+from spiderfs.views.recipe import NO_VIEW, ORIGINAL, Recipe
 from spiderfs.views.tree import Forms, MakerPool, TreeSource, ViewSource, unknown_length
 
 log = logging.getLogger(__name__)
+
+
+class Partition(NamedTuple):
+    """`split` is that of the capacity, None if there is none.
+
+    `view_share` is the share of all files that the root shows as views, if it shows a view at all, and
+    `partials_share` the share of the capacity that augmented samples may take.
+    """
+
+    split: Split | None
+    view_share: float
+    partials_share: float
+
+    def status(self, view: bool) -> dict[str, str | float | None]:
+        """`view`: whether the root shows a view."""
+        split = None if self.split is None else str(self.split)
+        return {"split": split, "view_share": self.view_share if view else 0.0}
+
+
+def chosen_partition(options: Options, record_path: Path) -> Partition:
+    """The partition of a mount with these options; raises ConfigError if it needs a profile that is not there."""
+    if options.forms == ONE_FORM:
+        return Partition(None, 1.0, options.partials_share)
+    view = None if options.view == NO_VIEW else options.view
+    if options.forms == AUTO:
+        record = load_record(record_path)
+        profile = None if record is None else record.profile
+        if record is None or profile is None or (view is not None and view not in profile.views):
+            raise _unprofiled(options, "--loader MODULE:FUNCTION" + (f" --view {view}" if view is not None else ""))
+        split = replace(profile, cache_bytes=float(_capacity_bytes(options, record))).best(view)
+    else:
+        split = Split.parse(options.forms)
+        record = load_record(record_path) if split.decoded else None
+        if split.decoded and (record is None or view not in record.sample_bytes):
+            raise _unprofiled(options, f"--view {view}")
+    share = 0.0
+    if split.decoded and record is not None and view is not None:
+        capacity = _capacity_bytes(options, record)
+        sizes = FormSizes(record.sample_bytes[NO_VIEW], record.sample_bytes[view], 0.0)
+        share = view_share(split, capacity, landing_bytes(capacity, sizes), record.samples, sizes)
+    return Partition(split, share, min(split.augmented, MOST_AUGMENTED))
+
+
+class NextPartition:
+    """The partition that a mount would have if it were mounted now: see `chosen_partition`."""
+
+    def __init__(self, record_path: Path) -> None:
+        self._record_path = record_path
+        self._of: tuple[object, ...] = ()
+        self._found: Partition | None = None
+
+    def found(self, options: Options) -> Partition | None:
+        """None if these options need another profile; a new one takes some tenths of a second with forms=auto."""
+        try:
+            status = os.stat(self._record_path)
+            written = status.st_ino, status.st_mtime_ns
+        except OSError:
+            written = 0, 0
+        of = (*written, options.forms, options.view, options.capacity, options.partials_share)
+        if of != self._of:
+            self._of = of
+            try:
+                self._found = chosen_partition(options, self._record_path)
+            except ConfigError:
+                self._found = None
+        return self._found
+
+
+def _capacity_bytes(options: Options, record: Record) -> int:
+    """A share of the source is one of what was profiled."""
+    return options.capacity.budget_bytes(int(record.samples * record.sample_bytes[NO_VIEW]))
+
+
+def _unprofiled(options: Options, words: str) -> ConfigError:
+    return ConfigError(
+        f"forms={options.forms} needs to know what samples take: mount without forms once and run"
+        f" 'spiderfs profile {options.mountpoint} {words}'"
+    )
+
 
 # Files that are pushed ahead and may wait for the source at a time: for each fetch of a worker, and in all, from a
 # directory and from an object store. At first it is a few, and more only while more of them bring more
@@ -124,10 +204,7 @@ class MountContext:
     pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
-    """The inodes of samples that are pushed ahead and wait for their readers.
-
-    The kernel has them, or is about to get them, whether the store has them or not: their readers need no substitutes.
-    """
+    """The inodes of pushed samples that wait for readers, who need no substitutes: the kernel has them, or soon."""
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
     members: Members | None = None
@@ -179,10 +256,7 @@ class MountContext:
         return min(PUSHES_PER_FETCH * self.options.fetches, most)
 
     def claim_store(self) -> str | None:
-        """Mark the store as in use, with the view that it has the names of; returns why it had to be wiped, if it had.
-
-        No one may have it open. Raises MountError.
-        """
+        """Mark the store, which no one has open, as in use; returns why it was wiped, if it was. Raises MountError."""
         wiped = environment.claim(self.layout.store)
         self.disks.bind()
         archives = f" {self.options.archives}".encode() if self.options.archives else b""
@@ -198,13 +272,7 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def reading(
-        self,
-        row: int,
-        kernel: Kernel,
-        delivers: bool,
-        cautious: bool = False,
-    ) -> ReadProcess:
+    def reading(self, row: int, kernel: Kernel, delivers: bool, cautious: bool = False) -> ReadProcess:
         """Fork the reading process of the process with this row of counters.
 
         Call this before any thread is made and before a store is opened.
@@ -214,7 +282,7 @@ class MountContext:
         options = self.options
         deliver_to = kernel.descriptor if delivers else None
         longest = max(unknown_length(options.sample_max_bytes), BLOCK_BYTES)
-        makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
+        makers = MakerPool(options.view_workers, options.sample_max_bytes, int(options.view_megapixels * 1e6))
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
         originals: Source = self.source
@@ -256,8 +324,7 @@ class MountContext:
 
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""
-        split = self.partition.split
-        if split is None or not self.forms.mixed:
+        if (split := self.partition.split) is None or not self.forms.mixed:
             return NO_VIEWS
         return ViewsRoom(split.views, catalogue.is_shown_as_view)
 
@@ -332,10 +399,7 @@ class MountContext:
 
 
 def create_context(options: Options, opened: OpenedSource, missing: Collection[Path] = ()) -> MountContext:
-    """Make the context of a mount of this source; raises ConfigError, MountError.
-
-    The caller must hold the locks of the cache directories, but for those that are `missing`.
-    """
+    """The context of a mount, whose cache locks but of `missing` are held; raises ConfigError, MountError."""
     layout = CacheLayout(options.cache_dir.first)
     others, gone = ([CacheLayout(path).content for path in paths] for paths in (options.cache_dir.others, missing))
     disks = Disks(layout.content, others, gone)
@@ -419,7 +483,7 @@ def _fingerprint(options: Options, recipe: Recipe) -> bytes:
     # Where no view is used, no one waits until Pillow is imported.
     from spiderfs.views.making import fingerprint
 
-    return fingerprint(recipe, options.view_pixels, options.sample_max_bytes)
+    return fingerprint(recipe, int(options.view_megapixels * 1e6), options.sample_max_bytes)
 
 
 def _rows_of_processes(options: Options) -> int:

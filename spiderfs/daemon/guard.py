@@ -25,8 +25,7 @@ class Guard:
 
     def __init__(self, connection: int | None, lock: int) -> None:
         """`connection`: see `mountpoint.open_abort`. `lock`: the open file by which the cache directory is locked."""
-        self._connection = connection
-        self._lock = lock
+        self._connection, self._lock = connection, lock
         self._alive = -1
         self.keep()
 

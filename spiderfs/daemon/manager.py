@@ -16,7 +16,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,25 +23,22 @@ import trio
 
 from spiderfs.archives.source import forget_gone
 from spiderfs.core.events import Access
+from spiderfs.core.memory import UNBOUNDED, MemoryBounds
 from spiderfs.core.policy import HubLimits
 from spiderfs.core.rooms import VIEWS
-from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.capacity import CacheCapacity
+from spiderfs.daemon.caching.cache_control import CacheCapacity, CacheControl, Superseded
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.planned_reads import PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import Wakeup
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
-from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.warmer import Warmer
-from spiderfs.daemon.chosen_partition import NextPartition, Partition
-from spiderfs.daemon.context import MANAGER_ROW, MountContext
+from spiderfs.daemon.context import MANAGER_ROW, MountContext, NextPartition, Partition
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
-from spiderfs.daemon.memory import Memory
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
@@ -51,8 +47,9 @@ from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
-from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
+from spiderfs.linux.memory import anonymous_bytes, give_back_freed_memory, keep_freed_memory
 from spiderfs.options.model import Options
+from spiderfs.options.units import format_size, round_size
 from spiderfs.packages import PackageDirectory
 from spiderfs.shared.published import publish_trainers
 from spiderfs.shared.shared_memory import MANAGER
@@ -63,6 +60,52 @@ from spiderfs.vfs.fetcher import Episode
 from spiderfs.views.recipe import ORIGINAL
 
 log = logging.getLogger(__name__)
+
+
+class Memory:
+    """The manager makes it before it learns of any sample: what it takes later, it takes for samples."""
+
+    def __init__(
+        self,
+        limit_bytes: int | None,
+        bounds: MemoryBounds,
+        in_flight_bytes: Callable[[], int],
+        pushed_bytes: Callable[[], int],
+        own_bytes: Callable[[], int] = anonymous_bytes,
+    ) -> None:
+        """`in_flight_bytes` of all processes; `own_bytes` are all of this one."""
+        self._limit_bytes, self._bounds = limit_bytes, bounds
+        self._in_flight_bytes, self._pushed_bytes, self._own_bytes = in_flight_bytes, pushed_bytes, own_bytes
+        self._first_bytes = own_bytes()
+        self._has_warned = False
+
+    def status(self) -> Mapping[str, int | None]:
+        """What is held, each with its bound (of what is in flight that of each process); None: no bound."""
+        in_flight, pushed, samples = self._bounds.in_flight, self._bounds.pushed, self._bounds.samples
+        return {
+            "limit_bytes": self._limit_bytes,
+            "in_flight_bytes": self._in_flight_bytes(),
+            "in_flight_limit_bytes": None if in_flight == UNBOUNDED else in_flight,
+            "pushed_bytes": self._pushed_bytes(),
+            "pushed_limit_bytes": pushed,
+            "samples_bytes": self._samples_bytes(),
+            "samples_limit_bytes": None if samples == UNBOUNDED else samples,
+        }
+
+    def check(self) -> None:
+        """Warn once if samples take more than is left for them."""
+        taken, left = self._samples_bytes(), self._bounds.samples
+        if self._limit_bytes is not None and taken > left and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "names, plans and scores of samples take %s of memory, and memory_limit=%s leaves %s for them: mount"
+                " with a higher limit, or declare fewer samples",
+                *(round_size(taken), format_size(self._limit_bytes), round_size(left)),
+            )
+
+    def _samples_bytes(self) -> int:
+        return max(0, self._own_bytes() - self._first_bytes)
+
 
 # Between two looks at the event pipe; the events of that time share one transaction.
 FOLD_PAUSE_S = 0.005
@@ -215,7 +258,7 @@ class Manager:
             "warm": lambda: self._warmer.status().line().encode(),
             "pin": lambda: (
                 b"%(files)d files pinned (%(bytes)d bytes, at most %(limit_bytes)d)\n"
-                % {name.encode(): value for name, value in asdict(self._cache.status().pins).items()}
+                % {name.encode(): value for name, value in self._cache.status()["pins"].items()}
             ),
             "unpin": lambda: b"%d files unpinned by the last request\n" % self._warmer.last_unpinned,
             "evict": lambda: b"%d records evicted by the last request\n" % self._warmer.last_evicted,
@@ -232,27 +275,27 @@ class Manager:
             "config": partial(commands.change_config, self._options),
             "ratio": partial(commands.pin_ratio, training),
         }
-        for name, act in commands.OF_FILES.items():
-            acts[name] = partial(act, self._warmer, self._cache, options, catalogue.forms)
+        for name in commands.OF_FILES:
+            acts[name] = partial(commands.act_on_files, name, self._warmer, self._cache, options, catalogue.forms)
         return ControlTable(renders, acts)
 
     def status(self) -> dict[str, Any]:
         """The status of every component, by its name in `stats.json`; the figures of the cache have no name."""
         context, options, members = self._context, self._options.current, self._context.members
-        survey, link, view = self._capacity.survey(), self._training.link_status(), options.shown_form != ORIGINAL
+        link, view = self._training.link_status(), options.shown_form != ORIGINAL
         peers = members.statuses().items() if members else ()
         remounted = self._next_partition.found(options) or Partition(None, 0.0, 0.0)
-        ahead = asdict(self._prefetcher.status())
+        ahead = self._prefetcher.status()
         figures = texts.plain(
             {
                 **texts.options_status(options),
-                **asdict(self._cache.status()),
+                **self._cache.status(),
                 "pid": context.supervisor_pid,
                 "uptime_s": steady_clock.now() - context.mounted_at_s,
                 "disk_bytes": self._content.file_bytes(),
                 "cache_dirs": self._content.disks(),
                 "known_files": self._catalogue.known_files(),
-                "source_bytes": survey.source_bytes if survey.done else None,
+                "source_bytes": self._capacity.measured_bytes,
                 "source_reachable": context.counters.source_reachable(),
                 "forms": self._cached_forms(),
                 **context.partition.status(view),
@@ -278,7 +321,7 @@ class Manager:
         forms = self._catalogue.forms
         looked_at = self._catalogue.looked_at(_LOOKED_AT)
         cached = Counter(form for inode, form in looked_at if self._content.has(ContentKey(inode)))
-        others = max(0, self._cache.status().samples - cached.total())
+        others = max(0, self._cache.samples - cached.total())
         # The length of a view is noted before the view is cached. Of views that are not looked at, most are the root's.
         cached[ORIGINAL if len(looked_at) < _LOOKED_AT else forms.shown] += others
         if len(looked_at) == _LOOKED_AT and forms.mixed:
@@ -287,8 +330,6 @@ class Manager:
         return {
             form: cached[form] for form in (ORIGINAL, *forms.recipes) if cached[form] or form in (ORIGINAL, forms.shown)
         }
-
-    # -- the tasks
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Begin with what the store has, start all tasks, and wait for SIGTERM."""
@@ -299,19 +340,18 @@ class Manager:
             # `reconcile` takes stock as soon as the disk allows it.
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
         self._training.begin(self._catalogue.fact(_LEARNED_FACT))
-        nursery.start_soon(self._client.watch)
         nursery.start_soon(self._fetcher.rest, give_back_freed_memory)
         nursery.start_soon(self._context.flights.attend, MANAGER)
         self._listen_for_trainers(nursery)
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self._client_pipe.fd, self._client_pipe.read)
-        for task in (self._events.flush_in_time, self._access_log.run, self._keep_house, self._save_now_and_then):
-            nursery.start_soon(task)
         nursery.start_soon(forget_gone, self._context.source)
         for component in (self._capacity, self._superseded, self._warmer, self._prefetcher, self._membership):
             nursery.start_soon(component.run)
-        nursery.start_soon(self._training.share_with_other_nodes)
+        share, watch, flush = self._training.share_with_other_nodes, self._client.watch, self._events.flush_in_time
+        for task in (watch, flush, self._access_log.run, self._keep_house, self._save_now_and_then, share):
+            nursery.start_soon(task)
         if self._packer is not None:
             nursery.start_soon(self._packer.run)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -348,8 +388,6 @@ class Manager:
             self._recording.close()
         # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
-    # -- events
-
     async def _fold_events(self, fd: int, read: Callable[[], list[Access]]) -> None:
         while True:
             await trio.lowlevel.wait_readable(fd)
@@ -368,8 +406,6 @@ class Manager:
             log.warning("%s", exc)
         self._access_log.record_accesses(events)
 
-    # -- upkeep
-
     async def _keep_house(self) -> None:
         restarts = -1
         while True:
@@ -387,10 +423,7 @@ class Manager:
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     def _free(self, killed: bool) -> bool:
-        """Give the disk back what blocks took that were dropped while they were in use, in a thread.
-
-        Returns whether records were dropped, because a disk has failed.
-        """
+        """Free what dropped blocks took, in a thread; returns whether a disk has failed, and records were dropped."""
         dropped = False
         try:
             dropped = self._content.fit(self._content.usage().capacity_bytes)

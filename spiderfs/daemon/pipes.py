@@ -53,8 +53,7 @@ class EventWriter:
     """A worker's end: `note` passes a full batch on, and `flush_in_time` one that does not become full."""
 
     def __init__(self, fd: int, counters: Counters) -> None:
-        self._fd = fd
-        self._counters = counters
+        self._fd, self._counters = fd, counters
         self._batch: list[bytes] = []
         self._noted = trio.Event()
 
@@ -116,8 +115,7 @@ class ClientPipe:
     """The manager's end; only users who can read the store can reach the FIFO: the mount's user, and root."""
 
     def __init__(self, run: RunLayout, terms: Terms, counters: Counters) -> None:
-        self._terms = run.client_terms
-        self._counters = counters
+        self._terms, self._counters = run.client_terms, counters
         path = run.client_pipe(secrets.token_hex(8))
         self._name = path.name
         try:

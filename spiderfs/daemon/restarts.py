@@ -4,10 +4,8 @@
 Deaths between which there was progress never end a mount, however many they are: each costs a pause. Deaths of workers
 without progress between them end it, since no one would be answered any more.
 
-Progress at other requests says nothing about a request at which each worker dies: the kernel hands that one to the next
-worker, again and again. So deaths are also counted for each such request (`Suspects`).
-
-Nothing here has a clock or looks at a process: `deaths.py` brings the facts.
+The kernel hands a request at which a worker died to the next worker. So deaths are also counted for each such request
+(`Suspects`). Nothing here has a clock or looks at a process: `supervisor.py` brings the facts.
 """
 
 from __future__ import annotations

@@ -19,36 +19,35 @@ source hangs, and cannot be killed (`process_table.ended_status`).
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import math
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
+from typing import NoReturn
 
+import trio
+
+from spiderfs.daemon import cache_directory
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import (
-    bind_to_source,
-    lock_cache_directory,
-    lock_other_directories,
-    real_path,
-    same_file,
-)
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
-from spiderfs.daemon.deaths import MANAGER, Deaths, live, name_of
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.published_options import publish_options
-from spiderfs.daemon.restarts import DEATHS
+from spiderfs.daemon.restarts import DEATHS, Restarts, Suspects
 from spiderfs.daemon.worker import work
-from spiderfs.errors import MountError, SpiderfsError
+from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt
 from spiderfs.fuse.bindings import mount
 from spiderfs.fuse.kernel import Kernel
+from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.linux import mounts
 from spiderfs.linux.memory import allow_open_files
 from spiderfs.linux.process_table import end_with_parent, ended_status
+from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import CacheDirectories, Options
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.sources.open import open_source
@@ -56,6 +55,103 @@ from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
+
+
+def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
+    """Live the whole life of a child, and end without unwinding: a thread that hangs in the source cannot be joined."""
+    status = 1
+    try:
+        # Only the supervisor acts on Ctrl-C in the terminal.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        # What was imported is never garbage, so no collection has to look at it.
+        gc.freeze()
+        trio.run(main)
+        status = 0
+    except BaseException as exc:
+        status = 1
+        if (damage := _damage_in(exc)) is not None:
+            log.error("%s: it is rebuilt", damage)
+            status = environment.EXIT_STORE_CORRUPT
+        else:
+            log.exception("the process ends")
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+def _damage_in(exc: BaseException) -> StoreCorrupt | None:
+    """The damage to the store that ends the process; None if something else ends it."""
+    if isinstance(exc, BaseExceptionGroup):
+        return next((damage for inner in exc.exceptions if (damage := _damage_in(inner))), None)
+    return exc if isinstance(exc, StoreCorrupt) else None
+
+
+MANAGER = -1  # where a worker has its index
+# A manager that dies at once must not keep the processor busy. Readers wait for workers, so these pause less.
+MANAGER_PAUSE_S = 0.5
+
+
+class Deaths:
+    """Brings the facts about starts and deaths to the rules of `restarts.py`; they lie in memory that all share."""
+
+    def __init__(
+        self,
+        counters: SharedCounters,
+        resent: ResentRequests,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counters, self._resent = counters, resent
+        self._workers = range(workers)
+        self._clock = clock
+        self._restarts = Restarts(workers, DEATHS)
+        self._manager_restarts = Restarts(1)
+        self._suspects = Suspects(sole=workers == 1)
+        self._since: dict[int, float] = {}  # worker index, or MANAGER -> when the present one was started
+
+    def started(self, index: int, again: bool) -> None:
+        """Note that a worker, or the manager, is about to be forked; `again`: in the place of one that has ended."""
+        self._since[index] = self._clock()
+        if index != MANAGER:
+            self._resent.forget(index)
+        if again:
+            self._counters.row(SUPERVISOR_ROW).add(_counter(index))
+
+    def lived_s(self, index: int) -> float:
+        """How long this process has lived, until `pause_s` is asked for it; 0 if it is not there."""
+        now = self._clock()
+        return now - self._since.get(index, now)
+
+    def pause_s(self, index: int) -> float | None:
+        """Note a death, before requests are sent again: seconds until the next start; None: end the mount."""
+        pause_s: float | None
+        if index == MANAGER:
+            applied = self._counters.row(MANAGER_ROW).value("events_folded")
+            pause_s = self._manager_restarts.died(0, [applied], [self.lived_s(MANAGER)])
+            pause_s = max(pause_s or 0.0, MANAGER_PAUSE_S)
+        else:
+            self._suspects.died(*self._resent.held_by(index))
+            self._resent.publish(self._suspects.alone())
+            # To refuse a request is no progress.
+            rows = [self._counters.row(FIRST_WORKER_ROW + worker) for worker in self._workers]
+            answered = [row.value("answers") - row.value("deadly_requests") for row in rows]
+            pause_s = self._restarts.died(index, answered, [self.lived_s(worker) for worker in self._workers])
+        del self._since[index]
+        if pause_s is not None:
+            so_often = self._counters.row(SUPERVISOR_ROW).value(_counter(index)) + 1
+            log.info("%s starts again in %g s (%s: %d)", name_of(index), pause_s, _counter(index), so_often)
+        return pause_s
+
+
+def name_of(index: int) -> str:
+    return "the manager" if index == MANAGER else f"worker {index}"
+
+
+def _counter(index: int) -> str:
+    """The metric that counts restarts of this kind of process."""
+    return "manager_restarts" if index == MANAGER else "worker_restarts"
+
 
 # How long workers serve open handles after an unmount, and how long the manager may take to save.
 DRAIN_S = 5.0
@@ -95,15 +191,11 @@ def mounting(options: Options) -> Kernel:
 
 
 def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
-    """Mount and serve; returns the exit status when the mount is there (background) or has ended (foreground).
-
-    Raises ConfigError, MountError and other UsageErrors with one line that says what to do.
-    """
+    """Mount and serve; returns the exit status when the mount is there (or over: foreground). Raises UsageError."""
     if foreground:
         _serve(options, foreground, lambda failure: None, attach)
         return 0
-    report = detach()
-    if report is None:
+    if (report := detach()) is None:
         return 0
     status = 1
     try:
@@ -123,10 +215,10 @@ def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None], attach: Attach) -> None:
     # From here on the directory is named by its real path, which no later change of a link can lead somewhere else.
-    first, *others = map(real_path, options.cache_dir.all)
+    first, *others = map(cache_directory.real_path, options.cache_dir.all)
     options = options.model_copy(update={"cache_dir": CacheDirectories(first, tuple(others))})
     allow_open_files()
-    lock = lock_cache_directory(first, options.mountpoint)
+    lock = cache_directory.lock_cache_directory(first, options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, first, foreground)
     log_place = start_log()
     layout = CacheLayout(first)
@@ -137,11 +229,10 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
         log.warning("removed a mount that a crash had left at %s", options.mountpoint)
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
     source = open_source(options.source, options.store_settings)
-    bind_to_source(layout, source.identity)
-    locks = lock_other_directories(others, options.mountpoint, source.identity)
+    cache_directory.bind_to_source(layout, source.identity)
+    locks = cache_directory.lock_other_directories(others, options.mountpoint, source.identity)
     context = create_context(options, source, [path for path in others if path not in locks])
-    rebuilt = context.claim_store()
-    if rebuilt:
+    if rebuilt := context.claim_store():
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
     publish_options(layout.run, options)
@@ -163,16 +254,10 @@ class Supervisor:
         start_log: Callable[[], str],
         other_locks: Collection[int] = (),
     ) -> None:
-        """`connection`: see `mounts.open_abort`. `lock`: the descriptor of the cache directory's lock.
-
-        `other_locks`: those of its directories on other disks.
-        """
+        """`connection`: see `mounts.open_abort`. `lock`, `other_locks`: descriptors of the cache directories' locks."""
         self._lock, self._other_locks = lock, other_locks
-        self._log_place = log_place
-        self._start_log = start_log
-        self._context = context
-        self._kernel = kernel
-        self._connection = connection
+        self._log_place, self._start_log, self._context = log_place, start_log, context
+        self._kernel, self._connection = kernel, connection
         self._guard = Guard(connection, lock)
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or MANAGER
@@ -204,14 +289,11 @@ class Supervisor:
                 self._kernel.unmount(self._context.options.mountpoint)
             self._stop()
 
-    # -- children
-
     def _start(self, index: int, again: bool = False) -> None:
         supervisor = os.getpid()
         self._starts[index] = self._begun(index) + 1
         self._deaths.started(index, again)
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             self._children[pid] = index
             return
         if not end_with_parent(supervisor):
@@ -230,8 +312,7 @@ class Supervisor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            index = self._children.pop(pid, None)
-            if index is not None:
+            if (index := self._children.pop(pid, None)) is not None:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
         for pid in list(self._children):
             if (held_up := ended_status(pid)) is not None:
@@ -239,10 +320,7 @@ class Supervisor:
         return ended
 
     def _watch(self, report: Callable[[str], None]) -> None:
-        """Replace children that die, until unmounted or signalled to stop; raises MountError if a child cannot begin.
-
-        `report` is called with an empty text when all children are at work.
-        """
+        """Replace children that die until the end; raises MountError if one cannot begin. `report`: all are at work."""
         while True:
             if not self._ready and self._all_at_work():
                 self._ready = True
@@ -293,8 +371,7 @@ class Supervisor:
             if index == MANAGER:
                 # No one waits for what a dead manager was fetching.
                 self._context.flights.clear()
-            pause_s = self._deaths.pause_s(index)
-            if pause_s is None:
+            if (pause_s := self._deaths.pause_s(index)) is None:
                 raise MountError(
                     f"{DEATHS} workers in a row died, and no request was answered in between:"
                     f" giving up, {self._log_place} says why"
@@ -352,18 +429,17 @@ class Supervisor:
         """If the cache directory or a part of it was deleted or moved, begin again with what is left."""
         context = self._context
         context.disks.look()
-        missing = context.lost_part(self._lock)
-        if missing is None:
+        if (missing := context.lost_part(self._lock)) is None:
             self._cache_is_lost = False
             return
         try:
-            if not same_file(context.layout.lock, self._lock):
+            if not cache_directory.same_file(context.layout.lock, self._lock):
                 lost = self._lock
-                self._lock = lock_cache_directory(context.layout.cache, context.options.mountpoint)
+                self._lock = cache_directory.lock_cache_directory(context.layout.cache, context.options.mountpoint)
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
-            bind_to_source(context.layout, context.identity)
+            cache_directory.bind_to_source(context.layout, context.identity)
             context.begin_run_directory()
             publish_options(context.layout.run, context.options)
             log.warning("%s has gone: the cache is made again with what is left of it", missing)
@@ -377,8 +453,6 @@ class Supervisor:
             if not self._cache_is_lost:
                 log.warning("%s has gone, and cannot be made again (%s): make its place writable", missing, exc)
             self._cache_is_lost = True
-
-    # -- the end
 
     def _stop(self) -> None:
         workers = [pid for pid, index in self._children.items() if index != MANAGER]

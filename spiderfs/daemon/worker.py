@@ -27,11 +27,10 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.large_files import ReadAhead
+from spiderfs.vfs.large_files import Parts, ReadAhead
+from spiderfs.vfs.lister import WalkAhead
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.parts import Parts
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.walk_ahead import WalkAhead
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +70,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         make_filesystem: Callable[..., Filesystem] = Filesystem
         if immutable:
             make_control = partial(ImmutableControl, forget_name=kernel.forget_name)
-            make_filesystem = partial(
-                ImmutableFilesystem,
-                doubt=kernel.doubt,
-                pusher_threads=context.pusher_threads,
-            )
+            make_filesystem = partial(ImmutableFilesystem, doubt=kernel.doubt, pusher_threads=context.pusher_threads)
         filesystem = make_filesystem(
             supply=supply,
             read_ahead=_read_ahead(nursery, context, supply, reading),
@@ -115,11 +110,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         # A worker that replaces another one must not tell the kernel to trust a name.
         follow_trainers()
         await supply.lister.root(FIRST_ANSWER_S)
-        nursery.start_soon(reading.attend)
-        nursery.start_soon(reading.watch)
+        for task in (reading.attend, reading.watch, supply.client.watch, events.flush_in_time):
+            nursery.start_soon(task)
         nursery.start_soon(context.flights.attend, index + 1)
-        nursery.start_soon(supply.client.watch)
-        nursery.start_soon(events.flush_in_time)
         nursery.start_soon(supply.fetcher.rest, give_back_freed_memory)
         published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
         nursery.start_soon(context.notice.follow, index, published)

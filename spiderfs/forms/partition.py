@@ -42,8 +42,7 @@ class Split(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Split:
         """A split from `50-30-20`, in percent; raises ValueError with one line that says what to write."""
-        match = _SPLIT.fullmatch(text)
-        if match is None:
+        if (match := _SPLIT.fullmatch(text)) is None:
             raise ValueError("write percents of originals, views and augmented samples like 50-30-20")
         percents = [int(part) for part in match.groups()]
         if sum(percents) != 100:
@@ -195,10 +194,7 @@ def splits(step_percent: int = 1) -> Iterator[Split]:
 
 
 def best_split(predicted: Callable[[Split], float], step_percent: int = 1) -> Split:
-    """The split of the highest predicted throughput, by brute force as in the paper (section 5.2).
-
-    Among splits as good as each other to a millionth it is the one that keeps most originals: these serve everybody.
-    """
+    """The fastest split by brute force (section 5.2); of equals, to a millionth, the one with most originals."""
     best, most = Split(1.0, 0.0, 0.0), 0.0
     for split in splits(step_percent):
         rate = predicted(split)

@@ -19,17 +19,8 @@ from typing import Any, NamedTuple
 
 from spiderfs.core.rooms import landing_of, landing_room
 from spiderfs.errors import UsageError
-from spiderfs.forms.partition import (
-    Capacities,
-    Demand,
-    FormSizes,
-    Places,
-    Prediction,
-    Split,
-    best_split,
-    bottleneck,
-    samples_held,
-)
+from spiderfs.forms import partition
+from spiderfs.forms.partition import Split
 from spiderfs.views.recipe import NO_VIEW
 
 # The splits that are shown beside the best one: the pure ones, and halves (the paper's figure 8).
@@ -137,16 +128,18 @@ class Profile:
             return 1 / form.reads.per_s
         return form.sample_bytes / max(reads.bytes_per_s for reads in found) if found else 0.0
 
-    def sizes(self, view: str | None) -> FormSizes:
+    def sizes(self, view: str | None) -> partition.FormSizes:
         decoded = self.views[view].sample_bytes if view is not None else NO_LIMIT
-        return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
+        return partition.FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
 
-    def counts(self, split: Split, view: str | None) -> Places[float]:
+    def counts(self, split: Split, view: str | None) -> partition.Places[float]:
         """How many samples a node finds in each place: it draws from all of them, whatever the others have cached."""
         sizes = self.sizes(view)
-        return samples_held(split, self.cache_bytes, landing_bytes(self.cache_bytes, sizes), self.samples, sizes)
+        return partition.samples_held(
+            split, self.cache_bytes, landing_bytes(self.cache_bytes, sizes), self.samples, sizes
+        )
 
-    def demands(self, view: str | None) -> Places[Demand]:
+    def demands(self, view: str | None) -> partition.Places[partition.Demand]:
         """What a sample asks for in each place; with a plan no one waits for the source, which only has to keep up."""
         read_bytes, gradient_bytes = self.encoded.sample_bytes, self.gradient_bytes
         uncached = self._demand(self.uncached)._replace(
@@ -156,18 +149,18 @@ class Profile:
             uncached = uncached._replace(wait_s=self.encoded.cost.wait_s)
         decoded = self.views[view] if view is not None else Form(read_bytes, None, self.uncached)
 
-        def cached(form: Form) -> Demand:
+        def cached(form: Form) -> partition.Demand:
             return self._demand(form.cost)._replace(cache_s=self._cache_s(form), network_bytes=gradient_bytes)
 
-        return Places(cached(self.augmented), cached(decoded), cached(self.encoded), uncached)
+        return partition.Places(cached(self.augmented), cached(decoded), cached(self.encoded), uncached)
 
-    def _demand(self, cost: Cost) -> Demand:
+    def _demand(self, cost: Cost) -> partition.Demand:
         # Without workers, the process that takes the steps makes the samples too, one after the other.
         step_s = 0.0 if self.workers or self.step_s is None else self.step_s / self.batch
         return _asked(cost._replace(wait_s=cost.wait_s + step_s))
 
-    def capacities(self) -> Capacities:
-        return Capacities(
+    def capacities(self) -> partition.Capacities:
+        return partition.Capacities(
             workers=self.nodes * max(1, self.workers),
             cores=self.nodes * self.cores,
             device_rate=self.nodes * self.device_rate if self.workers else NO_LIMIT,
@@ -176,31 +169,28 @@ class Profile:
             network_bandwidth=self.nodes * (self.network_bandwidth or NO_LIMIT),
         )
 
-    def predicted(self, split: Split, view: str | None) -> Prediction:
+    def predicted(self, split: Split, view: str | None) -> partition.Prediction:
         """By the law of the bottleneck."""
         counts, keeping = self.counts(split, view), _asked(self.keeping)
-        return bottleneck(counts, self.demands(view), self.capacities(), self.uses, keeping)
+        return partition.bottleneck(counts, self.demands(view), self.capacities(), self.uses, keeping)
 
     def best(self, view: str | None) -> Split:
-        return best_split(lambda split: self.predicted(split, view).samples_per_s)
+        return partition.best_split(lambda split: self.predicted(split, view).samples_per_s)
 
 
-def landing_bytes(cache_bytes: float, sizes: FormSizes) -> int:
+def landing_bytes(cache_bytes: float, sizes: partition.FormSizes) -> int:
     """The bytes that a cache of `cache_bytes` leaves free for originals and views that come."""
     largest = max(size for size in sizes[:2] if size < NO_LIMIT)
     return landing_of(landing_room(int(cache_bytes)), int(largest), int(cache_bytes))
 
 
-def _asked(cost: Cost) -> Demand:
-    return Demand(cost.cpu_s, cost.wait_s, other_cpu_s=cost.other_cpu_s)
+def _asked(cost: Cost) -> partition.Demand:
+    return partition.Demand(cost.cpu_s, cost.wait_s, other_cpu_s=cost.other_cpu_s)
 
 
 @dataclass(frozen=True)
 class Record:
-    """How many samples the training has, the mean bytes of one as an original and as each view, and the profile.
-
-    The bytes are by the view's name, and NO_VIEW. The profile is None as long as no loader was measured.
-    """
+    """Samples of the training, mean bytes by view's name and NO_VIEW, and the profile; None if none was measured."""
 
     samples: int
     sample_bytes: dict[str, float]

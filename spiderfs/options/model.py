@@ -24,46 +24,9 @@ from pydantic.fields import FieldInfo
 from spiderfs.core.memory import least_limit
 from spiderfs.errors import ConfigError, SourceAway
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
+from spiderfs.options import paths, types
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import (
-    check_paths,
-    check_source_answers,
-    check_source_name,
-    default_cache_dir,
-    knows_names_of,
-)
-from spiderfs.options.types import (
-    AUTO,
-    NESTED,
-    ONE_FORM,
-    AbsolutePath,
-    Archives,
-    Budget,
-    BytesPerSecond,
-    CacheDirectories,
-    CachePlaces,
-    Endpoint,
-    Forms,
-    Index,
-    Mode,
-    Neighbours,
-    Number,
-    OptionalPath,
-    OptionalSize,
-    Owner,
-    Peers,
-    Policy,
-    Radius,
-    Seconds,
-    Share,
-    SizeBytes,
-    SourceName,
-    StreamServer,
-    SubstitutionLimit,
-    Switch,
-    Views,
-    Word,
-)
+from spiderfs.options.types import AUTO, ONE_FORM, CacheDirectories
 from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
@@ -111,11 +74,6 @@ def default_workers() -> int:
     return 1 if cores <= 4 else min(4, cores // 4)
 
 
-def default_view_workers() -> int:
-    """The default of the option view_workers: they run at the lowest priority, so they may have half of the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
-
-
 class OptionRow(NamedTuple):
     """One option as a person sees it; `value` is in the form that `-o` takes."""
 
@@ -152,13 +110,13 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: SourceName = option(
+    source: types.SourceName = option(
         "the directory to show, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME@REVISION/PATH, or"
         " https://HOST/MANIFEST",
         "/nfs/imagenet",
     )
-    mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
-    cache_dir: CachePlaces = basic(
+    mountpoint: types.AbsolutePath = option("where to show it", "/mnt/imagenet")
+    cache_dir: types.CachePlaces = basic(
         "directory of the cache, on a local disk; one on each of several disks, with : between them (in TOML a list);"
         " one mount at a time may use them",
         "/scratch/spiderfs",
@@ -166,39 +124,41 @@ class Options(BaseModel):
     )
     # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
     # NFS takes minutes.
-    capacity: Budget = basic(
+    capacity: types.Budget = basic(
         "how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
         "20GiB",
         default=Capacity(10 * 2**30, "bytes"),
         live=True,
     )
-    policy: Policy = caching(
+    policy: types.Policy = caching(
         "ranks the samples; spider follows the hook, and without a hook keeps the first ones",
         "lru",
         default="spider",
         live=True,
     )
-    ttl: Seconds = shown(
+    ttl: types.Seconds = shown(
         "how long a name and its attributes are trusted until the next lookup; with immutable, until unmount",
         "5min",
         default=3600.0,
         live=True,
     )
-    negative_ttl: Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
-    dir_ttl: Seconds = shown(
+    negative_ttl: types.Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
+    dir_ttl: types.Seconds = shown(
         "how long a directory's listing is trusted before opendir compares its mtime; 0s lists again each time",
         "1s",
         default=1.0,
         live=True,
         default_text="1s; 1h for an object store, whose directories have no mtime",
     )
-    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = caching(
+    sample_max_bytes: Annotated[types.SizeBytes, Field(gt=0)] = caching(
         "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
         "8MiB",
         default=8 * 2**20,
     )
-    large_share: Share = caching("share of the capacity that the blocks of large files may take", 0.5, default=0.5)
-    partials_share: Number = caching(
+    large_share: types.Share = caching(
+        "share of the capacity that the blocks of large files may take", 0.5, default=0.5
+    )
+    partials_share: types.Number = caching(
         "share of the capacity for partly augmented samples (trainer_hook.refurbish)",
         0.5,
         default=0.5,
@@ -210,7 +170,7 @@ class Options(BaseModel):
         "pyfuse3",
         default="kernel",
     )
-    immutable: Switch = basic(
+    immutable: types.Switch = basic(
         "files at the source do not change while mounted: names are trusted until unmount, whatever ttl is, and the"
         " kernel opens files by itself",
         "on",
@@ -233,7 +193,7 @@ class Options(BaseModel):
         ge=0,
         le=1024,
     )
-    memory_limit: OptionalSize = caching(
+    memory_limit: types.OptionalSize = caching(
         "memory of all processes of the mount together; none: a limit for each kind of bytes in flight",
         "1GiB",
         default=None,
@@ -249,13 +209,13 @@ class Options(BaseModel):
         default="late",
         live=True,
     )
-    plan: Switch = basic(
+    plan: types.Switch = basic(
         "follow published plans: evict the sample with the latest next use, and prefetch",
         "off",
         default=True,
         live=True,
     )
-    background_bandwidth: BytesPerSecond = caching(
+    background_bandwidth: types.BytesPerSecond = caching(
         "bytes per second for prefetches and 'spiderfs warm', except for files that a reader waits for",
         "100MB",
         default=0,
@@ -264,18 +224,18 @@ class Options(BaseModel):
     packages: Literal["off", "source"] = research(
         "write missed samples into packages at the source, for policy=impact", "source", default="off"
     )
-    names: OptionalPath = shown(
+    names: types.OptionalPath = shown(
         "file of names, sizes and times or ETags, in place of listing the source: a manifest, or the output of 'aws s3"
         " ls --recursive', 'rclone lsjson -R' or S3 Inventory (CSV)",
         "/scratch/imagenet.tsv",
         default=None,
     )
-    archives: Archives = shown(
+    archives: types.Archives = shown(
         "archives that are shown as directories: tar, zip or tar+zip; with +nested also those in archives",
         "tar",
         default="",
     )
-    views: Views = shown(
+    views: types.Views = shown(
         "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in TOML a table [views.NAME] each",
         "small:jpeg:192:85",
         default={},
@@ -286,7 +246,7 @@ class Options(BaseModel):
         "jpeg256",
         default=NO_VIEW,
     )
-    forms: Forms = caching(
+    forms: types.Forms = caching(
         "percents of the capacity for originals, views and partly augmented samples; auto: as 'spiderfs profile' found",
         "50-30-20",
         default=ONE_FORM,
@@ -294,21 +254,22 @@ class Options(BaseModel):
     view_workers: int = shown(
         "processes that make views, for each worker and for prefetches",
         2,
-        default_factory=default_view_workers,
+        # They run at the lowest priority.
+        default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2),
         ge=1,
         le=256,
         default_text="half of the cores",
     )
-    view_megapixels: Number = shown(
+    view_megapixels: types.Number = shown(
         "images with more million pixels are shown unchanged", 50, default=50.0, gt=0, le=1000
     )
-    ratio_start: Share = research(
+    ratio_start: types.Share = research(
         "share of the cache for important samples at first; hubs and their substitutes have the rest",
         0.9,
         default=0.9,
         live=True,
     )
-    ratio_end: Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
+    ratio_end: types.Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
     ratio_epochs: int = research(
         "epochs over which the share falls to ratio_end: about the number of the training run",
         90,
@@ -316,13 +277,13 @@ class Options(BaseModel):
         ge=1,
         live=True,
     )
-    hub_substitutions: SubstitutionLimit = research(
+    hub_substitutions: types.SubstitutionLimit = research(
         "how often a hub may be the substitute in an epoch of a training run; unlimited as in SpiderCache's paper",
         "unlimited",
         default=8,
         live=True,
     )
-    hub_neighbours: Neighbours = research(
+    hub_neighbours: types.Neighbours = research(
         "how many samples, its nearest ones, a hub may substitute for; unlimited as in SpiderCache's paper",
         "unlimited",
         default=64,
@@ -340,51 +301,53 @@ class Options(BaseModel):
         "raw",
         default="unit",
     )
-    radius: Radius = research(
+    radius: types.Radius = research(
         "distance below which two samples are neighbours (0 to 2 for unit embeddings); class: by `radius_share`;"
         " nearest: each epoch the median of the nearest of a label",
         0.5,
         default="nearest",
     )
-    radius_share: Number = research(
+    radius_share: types.Number = research(
         "with `radius=class`: the share of the pairs of samples of one class that are neighbours",
         0.05,
         default=0.01,
         gt=0,
         lt=1,
     )
-    index: Index = research(
+    index: types.Index = research(
         "search for neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely ones;"
         " auto is exact up to 50,000 samples, and cells above",
         "hnsw",
         default="auto",
     )
-    uid: Owner = shown("owner shown for every file", 1000, default=None)
-    gid: Owner = shown("group shown for every file", 1000, default=None)
-    file_mode: Mode = shown("permissions shown for every file, octal", "0444", default=None)
-    dir_mode: Mode = shown("permissions shown for every directory, octal", "0555", default=None)
-    allow_other: Switch = basic("let other users read the mount too", "on", default=False)
-    exec: Switch = shown("let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True)
+    uid: types.Owner = shown("owner shown for every file", 1000, default=None)
+    gid: types.Owner = shown("group shown for every file", 1000, default=None)
+    file_mode: types.Mode = shown("permissions shown for every file, octal", "0444", default=None)
+    dir_mode: types.Mode = shown("permissions shown for every directory, octal", "0555", default=None)
+    allow_other: types.Switch = basic("let other users read the mount too", "on", default=False)
+    exec: types.Switch = shown(
+        "let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True
+    )
     log_level: Literal["debug", "info", "warning", "error"] = logs(
         "the least serious messages that are logged", "info", default="info"
     )
-    log_file: OptionalPath = logs(
+    log_file: types.OptionalPath = logs(
         "file to log to instead of the system's log; at 10 MiB it is renamed to FILE.1",
         "/var/log/spiderfs.log",
         default=None,
     )
-    trace: OptionalPath = logs(
+    trace: types.OptionalPath = logs(
         "record every access in this file, for 'spiderfs simulate'; later mounts with the same options append",
         "/tmp/epoch.trace",
         default=None,
     )
-    trace_embeddings: Switch = research(
+    trace_embeddings: types.Switch = research(
         "trace embeddings too, for 'spiderfs simulate --radius': about 140 bytes a sample and epoch",
         "off",
         default=True,
     )
-    access_log: Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
-    source_latency_ms: Number = research(
+    access_log: types.Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
+    source_latency_ms: types.Number = research(
         "for experiments: milliseconds that every request to the source takes longer",
         5,
         default=0.0,
@@ -392,18 +355,18 @@ class Options(BaseModel):
         le=3_600_000,
         live=True,
     )
-    source_bandwidth: BytesPerSecond = remote(
+    source_bandwidth: types.BytesPerSecond = remote(
         "bytes per second from the source; requests that wait longer than source.timeout_s for their turn fail",
         "100MB",
         default=0,
         live=True,
     )
-    source_timeout_s: Number = remote(
+    source_timeout_s: types.Number = remote(
         "time limit of a request to the source, in seconds", 30, default=30.0, gt=0, le=86_400
     )
     source_attempts: int = remote("attempts of a request before a reader gets an error", 4, default=4, ge=1, le=100)
 
-    peers: Peers = nodes(
+    peers: types.Peers = nodes(
         "nodes that share caches, with this one: URLs of web servers over their mounts, joined by + (URL*WEIGHT by"
         " capacity), one URL for all addresses of its host, or cluster/NAME for nodes registered in `cluster`; or"
         " Redis servers that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
@@ -412,38 +375,36 @@ class Options(BaseModel):
         default_text="none",
         live=True,
     )
-    peer_self: Endpoint = nodes(
+    peer_self: types.Endpoint = nodes(
         "this node in `peers`; none: found by the addresses of this machine, or http://HOSTNAME:8443 with"
         " peers=cluster/NAME",
         "http://n1:8443",
         default="",
     )
-    peer_timeout: Seconds = nodes(
+    peer_timeout: types.Seconds = nodes(
         "time limit of a request to another node, before the source is read; longer while the source is slower",
         "200ms",
         default=0.2,
         gt=0,
         le=60,
     )
-    cluster: StreamServer = nodes(
+    cluster: types.StreamServer = nodes(
         "Redis or Valkey server (rediss:// with TLS) by which nodes share scores and plans; password in REDISCLI_AUTH",
         "redis://user@n1:6379",
         default="",
     )
 
-    source_endpoint: Endpoint = remote(
+    source_endpoint: types.Endpoint = remote(
         "URL of a store other than Amazon's, or of another hub; none: from the store's own variables and files",
         "https://minio.example.org:9000",
         default="",
     )
-    source_region: Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
-    source_profile: Word = remote(
-        "profile of ~/.aws/config for credentials; none: the default ones",
-        "training",
-        default="",
+    source_region: types.Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
+    source_profile: types.Word = remote(
+        "profile of ~/.aws/config for credentials; none: the default ones", "training", default=""
     )
-    source_anonymous: Switch = remote("use no credentials, for public buckets", "on", default=False)
-    source_requester_pays: Switch = remote("pay for reads, in buckets that require it", "on", default=False)
+    source_anonymous: types.Switch = remote("use no credentials, for public buckets", "on", default=False)
+    source_requester_pays: types.Switch = remote("pay for reads, in buckets that require it", "on", default=False)
     source_addressing: Literal["auto", "path", "virtual"] = remote(
         "place of the bucket's name in requests: the path, or (virtual) the host", "path", default="auto"
     )
@@ -457,131 +418,65 @@ class Options(BaseModel):
             values = {"immutable": values.get("binding") != "pyfuse3", **values}
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             place = StoreSettings(str(values.get("source_endpoint", "")), profile=str(values.get("source_profile", "")))
-            values = {**values, "cache_dir": default_cache_dir(identity_of(values["source"], place))}
+            values = {**values, "cache_dir": paths.default_cache_dir(identity_of(values["source"], place))}
         if isinstance(values, dict) and (is_url(values.get("source", "")) or values.get("names", "none") != "none"):
             values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
             values = {**values, "workers": 1}
         return values
 
-    @field_validator("workers")
+    @field_validator("*")
     @classmethod
-    def _check_workers(cls, workers: int, info: ValidationInfo) -> int:
-        if workers > 1 and info.data.get("binding") == "pyfuse3":
-            raise ValueError(
-                "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
-            )
-        return workers
-
-    @field_validator("memory_limit")
-    @classmethod
-    def _check_memory_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
-        if limit is not None and {"workers", "sample_max_bytes"} <= info.data.keys():
-            workers, size = info.data["workers"], info.data["sample_max_bytes"]
-            if limit < (least := least_limit(workers, size)):
-                raise ValueError(
-                    f"with workers={workers} and sample_max_bytes={format_size(size)}, the processes and a file in"
-                    f" flight in each need {format_size(least)}: write at least that, or lower one of the two"
-                )
-        return limit
-
-    @field_validator("immutable")
-    @classmethod
-    def _check_immutable(cls, immutable: bool, info: ValidationInfo) -> bool:
-        if immutable and info.data.get("binding") == "pyfuse3":
-            raise ValueError("pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel")
-        return immutable
-
-    @field_validator("radius")
-    @classmethod
-    def _check_radius(cls, radius: str | float, info: ValidationInfo) -> str | float:
-        if isinstance(radius, float) and radius > 2 and info.data.get("embeddings") == "unit":
-            raise ValueError("unit embeddings are 2 apart at most: give up to 2, or mount with -o embeddings=raw")
-        return radius
-
-    @field_validator("index")
-    @classmethod
-    def _check_index(cls, index: str, info: ValidationInfo) -> str:
-        if index == "cells" and info.data.get("embeddings") == "raw":
-            raise ValueError("cells hold unit embeddings: choose index=exact or hnsw, or leave out embeddings=raw")
-        return index
-
-    @field_validator("packages")
-    @classmethod
-    def _check_packages(cls, packages: str, info: ValidationInfo) -> str:
-        if packages != "off" and is_url(info.data.get("source", "")):
-            raise ValueError("packages are files in a directory, and an object store is only read: leave out packages")
-        return packages
-
-    @field_validator("names")
-    @classmethod
-    def _check_names(cls, names: Path | None, info: ValidationInfo) -> Path | None:
-        scheme = scheme_of(info.data.get("source", ""))
-        if names is not None and scheme in ("hf", "http", "https"):
-            raise ValueError(f"{scheme}:// has a list of its own: leave out names")
-        return names
-
-    @field_validator("archives")
-    @classmethod
-    def _check_archives(cls, archives: str, info: ValidationInfo) -> str:
-        if archives and info.data.get("packages") != "off":
-            raise ValueError("packages are made of files, and not of members of archives: leave out one of both")
-        return archives
-
-    @field_validator("view")
-    @classmethod
-    def _check_view(cls, view: str, info: ValidationInfo) -> str:
-        if view == NO_VIEW:
-            return view
-        known = {**READY, **info.data.get("views", {})}
-        if view not in known:
-            raise ValueError(f"there is no view {view}: choose one of {', '.join(known)}, or describe it with views")
-        if info.data.get("binding") == "pyfuse3":
-            raise ValueError("pyfuse3 cannot list files of an unknown size: leave out view, or binding=pyfuse3")
-        if info.data.get("packages") != "off":
-            raise ValueError("packages hold originals: leave out view, or packages")
-        return view
-
-    @field_validator("forms")
-    @classmethod
-    def _check_forms(cls, forms: str, info: ValidationInfo) -> str:
-        if forms not in (ONE_FORM, AUTO) and Split.parse(forms).decoded and info.data.get("view") == NO_VIEW:
-            raise ValueError("the second percent is that of views: write 0 there, or choose a view with view=NAME")
-        return forms
-
-    @field_validator("peers")
-    @classmethod
-    def _check_peers(cls, peers: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        if peers and info.data.get("view") != NO_VIEW:
-            raise ValueError("nodes give each other originals, and the root shows a view: leave out view, or peers")
-        return peers
-
-    @field_validator("peer_self")
-    @classmethod
-    def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
-        peers = info.data.get("peers", {})
-        if data_set_of(peers):
-            return own
-        host = as_named(own).host
-        if own and own not in peers and not (is_address(host) and at_address(live_name(peers), host).url == own):
-            raise ValueError("peers does not name this node: write it there too, in the same way")
-        return own
-
-    @field_validator("cluster")
-    @classmethod
-    def _check_cluster(cls, server: str, info: ValidationInfo) -> str:
-        if not server and data_set_of(info.data.get("peers", {})):
-            raise ValueError("peers needs a server by which nodes find each other: write cluster=redis://n1:6379")
-        return server
-
-    @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
-    @classmethod
-    def _check_is_for_stores(cls, value: str | bool, info: ValidationInfo) -> str | bool:
-        scheme, setting = scheme_of(info.data.get("source", "")), str(info.field_name).removeprefix("source_")
-        if value and setting not in OPENERS[scheme].settings:
-            known = " and ".join(f"{kind}://" for kind, opener in OPENERS.items() if setting in opener.settings)
-            source = f"{scheme}://" if scheme else "a directory"
-            raise ValueError(f"this is for {known}, and the source is {source}: leave it out")
+    def _check_beside_others(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raise ValueError if the value does not go with those of the fields above."""
+        of, reason, has_view = info.data, "", info.field_name == "view" and value != NO_VIEW
+        is_native, scheme = of.get("binding") != "pyfuse3", scheme_of(of.get("source", ""))
+        setting = str(info.field_name).removeprefix("source_")
+        match info.field_name:
+            case "workers" if value > 1 and not is_native:
+                reason = "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
+            case "memory_limit" if value is not None and {"workers", "sample_max_bytes"} <= of.keys():
+                workers, size = of["workers"], of["sample_max_bytes"]
+                if value < (least := least_limit(workers, size)):
+                    reason = (
+                        f"with workers={workers} and sample_max_bytes={format_size(size)}, the processes and a file in"
+                        f" flight in each need {format_size(least)}: write at least that, or lower one of the two"
+                    )
+            case "immutable" if value and not is_native:
+                reason = "pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel"
+            case "radius" if isinstance(value, float) and value > 2 and of.get("embeddings") == "unit":
+                reason = "unit embeddings are 2 apart at most: give up to 2, or mount with -o embeddings=raw"
+            case "index" if value == "cells" and of.get("embeddings") == "raw":
+                reason = "cells hold unit embeddings: choose index=exact or hnsw, or leave out embeddings=raw"
+            case "packages" if value != "off" and is_url(of.get("source", "")):
+                reason = "packages are files in a directory, and an object store is only read: leave out packages"
+            case "names" if value is not None and scheme in ("hf", "http", "https"):
+                reason = f"{scheme}:// has a list of its own: leave out names"
+            case "archives" if value and of.get("packages") != "off":
+                reason = "packages are made of files, and not of members of archives: leave out one of both"
+            case "view" if has_view and value not in (known := {**READY, **of.get("views", {})}):
+                reason = f"there is no view {value}: choose one of {', '.join(known)}, or describe it with views"
+            case "view" if has_view and not is_native:
+                reason = "pyfuse3 cannot list files of an unknown size: leave out view, or binding=pyfuse3"
+            case "view" if has_view and of.get("packages") != "off":
+                reason = "packages hold originals: leave out view, or packages"
+            case "forms" if value not in (ONE_FORM, AUTO) and Split.parse(value).decoded and of.get("view") == NO_VIEW:
+                reason = "the second percent is that of views: write 0 there, or choose a view with view=NAME"
+            case "peers" if value and of.get("view") != NO_VIEW:
+                reason = "nodes give each other originals, and the root shows a view: leave out view, or peers"
+            case "peer_self" if value and not data_set_of(peers := of.get("peers", {})) and value not in peers:
+                host = as_named(value).host
+                if not (is_address(host) and at_address(live_name(peers), host).url == value):
+                    reason = "peers does not name this node: write it there too, in the same way"
+            case "cluster" if not value and data_set_of(of.get("peers", {})):
+                reason = "peers needs a server by which nodes find each other: write cluster=redis://n1:6379"
+            case "source_endpoint" | "source_region" | "source_profile" | "source_anonymous" | "source_requester_pays":
+                if value and setting not in OPENERS[scheme].settings:
+                    kinds = " and ".join(f"{kind}://" for kind, opener in OPENERS.items() if setting in opener.settings)
+                    source = f"{scheme}://" if scheme else "a directory"
+                    reason = f"this is for {kinds}, and the source is {source}: leave it out"
+        if reason:
+            raise ValueError(reason)
         return value
 
     @property
@@ -601,12 +496,12 @@ class Options(BaseModel):
     @property
     def archive_kinds(self) -> list[str]:
         """The kinds of archives that are shown as directories."""
-        return [kind for kind in self.archives.split("+") if kind not in ("", NESTED)]
+        return [kind for kind in self.archives.split("+") if kind not in ("", types.NESTED)]
 
     @property
     def archive_depth(self) -> int:
         """How many archives may lie in each other, to be shown as directories."""
-        return 0 if not self.archives else 2 if NESTED in self.archives else 1
+        return 0 if not self.archives else 2 if types.NESTED in self.archives else 1
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -617,11 +512,6 @@ class Options(BaseModel):
     def shown_form(self) -> str:
         """The name of the view that the root shows, or ORIGINAL."""
         return ORIGINAL if self.view == NO_VIEW else self.view
-
-    @property
-    def view_pixels(self) -> int:
-        """Images with more pixels have no view."""
-        return int(self.view_megapixels * 1e6)
 
     @classmethod
     def load(
@@ -649,8 +539,11 @@ class Options(BaseModel):
                 field = _field_of(name, origin)
                 values[field], origins[field] = setting, origin
         for name, value in options_in(cli):
-            field = _field_of(name, "")
-            values[field], origins[field] = _value_of(field, name, value), ""
+            info = cls.model_fields[field := _field_of(name, "")]
+            # Only a switch may come without a value, which means `on`.
+            if value is None and info.annotation is not bool:
+                raise ConfigError(f"{name} needs a value: write it like {name}={(info.examples or [''])[0]}")
+            values[field], origins[field] = value if value is not None else "on", ""
         for field, path in zip(ARGUMENTS, (source, mountpoint), strict=True):
             if path is not None:
                 values[field], origins[field] = path, ""
@@ -662,9 +555,9 @@ class Options(BaseModel):
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
             raise ConfigError("forms also limits augmented samples: leave out partials_share, or forms")
         named = str(values["source"])
-        check_source_name(named)
+        paths.check_source_name(named)
         if not is_url(named):
-            check_source_answers(named, lambda: os.scandir(named).close())
+            paths.check_source_answers(named, lambda: os.scandir(named).close())
         if is_mount and str(values["mountpoint"]).startswith(SCHEME):
             place = str(values["mountpoint"])
             name = place.removeprefix(SCHEME).partition("/")[0] or "NAME"
@@ -678,13 +571,13 @@ class Options(BaseModel):
             for field, advice in ONLY_OF_MOUNTS.items():
                 if getattr(options, field) != Options.model_fields[field].default:
                     raise ConfigError(f"{field} needs a mount, and there is none: {advice}")
-        check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir.all)
+        paths.check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir.all)
         if is_url(options.source):
             store = open_source(options.source, options.store_settings)
             try:
-                check_source_answers(options.source, lambda: store.stat(b""))
+                paths.check_source_answers(options.source, lambda: store.stat(b""))
             except SourceAway as exc:
-                if warn is None or not knows_names_of(options.cache_dir.first, store.identity):
+                if warn is None or not paths.knows_names_of(options.cache_dir.first, store.identity):
                     raise
                 warn(f"{exc}; until it answers, the mount shows cached names")
         return options
@@ -697,7 +590,6 @@ class Options(BaseModel):
         return _validated({**{key: getattr(self, key) for key in Options.model_fields}, field: value}, {})
 
     def as_table(self) -> list[OptionRow]:
-        """All options with their values."""
         written = self.model_dump()
         return [
             OptionRow(option_name(name), str(written[name]), _is_live(row), row.description or "", _extra(row)["group"])
@@ -747,16 +639,6 @@ def _field_of(name: str, origin: str) -> str:
     near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]}?" if near else "'spiderfs mount --help' lists them all"
     raise ConfigError(f"{origin}unknown option {_one_line(name)}: {remedy}")
-
-
-def _value_of(field: str, name: str, value: str | None) -> str:
-    """The value of an option of `-o`; only a switch may come without one, which means `on`."""
-    info = Options.model_fields[field]
-    if value is not None:
-        return value
-    if info.annotation is bool:
-        return "on"
-    raise ConfigError(f"{name} needs a value: write it like {name}={(info.examples or [''])[0]}")
 
 
 def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Options:

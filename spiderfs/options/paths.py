@@ -34,16 +34,10 @@ SOURCE_FAULTS = {
 
 
 def default_cache_dir(identity: str) -> Path:
-    """The directory of a source's cache if cache_dir does not name one; `identity` as of `OpenedSource`.
-
-    Raises ConfigError where neither a variable nor the table of users says where this user's files lie.
-    """
+    """A source's cache if cache_dir does not name it (`OpenedSource.identity`); raises ConfigError without a home."""
     try:
-        root = (
-            Path("/var/cache")
-            if os.geteuid() == 0
-            else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        )
+        own = "/var/cache" if os.geteuid() == 0 else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        root = Path(own).expanduser()
     except RuntimeError as exc:
         raise ConfigError("this user has no home directory: choose a place for the cache, -o cache_dir=DIR") from exc
     digest = hashlib.blake2b(os.fsencode(identity), digest_size=8).hexdigest()
@@ -61,10 +55,7 @@ def on_one_disk(source: Path, cache_dir: Path) -> bool:
 
 
 def capacity_remark(capacity: Capacity, cache_dir: Path, *others: Path) -> str:
-    """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so.
-
-    `others` are the cache's directories on other disks.
-    """
+    """Why this capacity can hardly be meant, as a line for the user, or empty; `others` are on other disks."""
     size = capacity.budget_bytes(0)
     if capacity.bare and size < 1 << 20:
         return f"capacity={capacity} is {size} bytes: write a size with its unit, such as 20GiB"
@@ -85,8 +76,7 @@ def capacity_remark(capacity: Capacity, cache_dir: Path, *others: Path) -> str:
 
 def missing_remark(others: Iterable[Path]) -> str:
     """Which directories of a cache are left out, as a line for the user; empty if there is none."""
-    missing = [str(place) for place in others if not os.access(place, os.W_OK | os.X_OK)]
-    if not missing:
+    if not (missing := [str(place) for place in others if not os.access(place, os.W_OK | os.X_OK)]):
         return ""
     return f"the cache goes without {', '.join(missing)}: mount the disk, and create a directory that you may write to"
 
@@ -97,8 +87,7 @@ def check_source_name(source: str) -> None:
         return
     shown_source = without_secrets(source)
     scheme, _, rest = shown_source.partition(":")
-    scheme = scheme.lower()
-    if rest and scheme in OPENERS:
+    if rest and (scheme := scheme.lower()) in OPENERS:
         raise ConfigError(f"the source {shown_source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
     if not _ADDRESS.match(source):
         return
@@ -161,45 +150,33 @@ def knows_names_of(cache_dir: Path, identity: str) -> bool:
 
 
 def check_paths(source: Path | str, mountpoint: Path | None, cache_dirs: Iterable[Path]) -> None:
-    """Raise ConfigError or MountError unless source, mount point and cache directories can be used together.
-
-    Without a mount, `mountpoint` is None.
-    """
+    """Raise ConfigError or MountError unless these paths can be used together; `mountpoint`: None without a mount."""
     mountpoint = canonical(mountpoint) if mountpoint is not None else None
     lies_in = [("mount point", mountpoint)] if mountpoint is not None else []
     if isinstance(source, Path):
         source = Path(os.path.realpath(source))
         lies_in.insert(0, ("source", source))
-        _check_apart(source, mountpoint)
+        if mountpoint is not None and source != mountpoint and mountpoint.is_relative_to(source):
+            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
+        if mountpoint is not None and source.is_relative_to(mountpoint):
+            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
+        for point in spiderfs_mounts():
+            if source.is_relative_to(point / CONTROL_DIR):
+                raise ConfigError(f"the source {source} belongs to the mount at {point}: name {point}, or its source")
     for cache_dir in map(Path, map(os.path.realpath, cache_dirs)):
         for name, path in lies_in:
             if cache_dir.is_relative_to(path):
                 raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside {path}")
         try:
-            in_the_way = cache_dir.exists() and not cache_dir.is_dir()
+            if cache_dir.exists() and not cache_dir.is_dir():
+                raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
         except OSError as exc:
             reason = f"cannot be used ({exc.strerror}): choose another directory"
             raise ConfigError(f"cache_dir={cache_dir} {reason}") from exc
-        if in_the_way:
-            raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
     if mountpoint is not None:
         check_mountable(mountpoint)
     if isinstance(source, Path):
-        _check_readable(source)
-
-
-def _check_apart(source: Path, mountpoint: Path | None) -> None:
-    if mountpoint is not None and source != mountpoint and mountpoint.is_relative_to(source):
-        raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
-    if mountpoint is not None and source.is_relative_to(mountpoint):
-        raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
-    for point in spiderfs_mounts():
-        if source.is_relative_to(point / CONTROL_DIR):
-            raise ConfigError(f"the source {source} belongs to the mount at {point}: name {point}, or its source")
-
-
-def _check_readable(source: Path) -> None:
-    try:
-        os.scandir(source).close()
-    except OSError as exc:
-        raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc
+        try:
+            os.scandir(source).close()
+        except OSError as exc:
+            raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc

@@ -74,9 +74,8 @@ def _cache_directories(value: object) -> CacheDirectories:
     if isinstance(value, CacheDirectories):
         return value
     parts = _NEXT_PATH.split(value) if isinstance(value, str) else value if isinstance(value, list) else [value]
-    found = [_absolute(part) for part in parts]
-    paths = [path for path in found if isinstance(path, Path)]
-    if not paths or len(paths) < len(found):
+    paths = [path for part in parts if isinstance(path := _absolute(part), Path)]
+    if not paths or len(paths) < len(parts):
         raise ValueError(
             "this is not the path of a directory: write it like /nvme0/cache, or /nvme0/cache:/nvme1/cache"
         )
@@ -180,13 +179,8 @@ def _forms(value: object) -> object:
     return value if value in (ONE_FORM, AUTO) or not isinstance(value, str) else str(Split.parse(value))
 
 
-# These are functions because pydantic looks at a serializer's signature, and `str.format` shows none in Python 3.13.
 def _decimal(value: float) -> str:
     return f"{value:.12g}"
-
-
-def _four_digits(value: int) -> str:
-    return f"{value:04o}"
 
 
 def radius_of(value: object) -> Literal["class", "nearest"] | float:
@@ -206,9 +200,8 @@ def _mountable_policy(name: str) -> str:
     # This import is here because options are read long before a policy is needed.
     from spiderfs.policies import mountable_policies
 
-    if name not in mountable_policies():
-        known = ", ".join(sorted(mountable_policies()))
-        raise ValueError(f"there is no policy {name!r} for mounts: choose one of {known}")
+    if name not in (known := sorted(mountable_policies())):
+        raise ValueError(f"there is no policy {name!r} for mounts: choose one of {', '.join(known)}")
     return name
 
 
@@ -242,7 +235,9 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")]
 # None means: what the source shows.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
-Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
+Mode = Annotated[
+    int | None, BeforeValidator(_octal), _or("source"), _written_or("source", lambda value: f"{value:04o}")
+]
 # A word means: the scorer calibrates the radius while the training runs.
 Radius = Annotated[
     Literal["class", "nearest"] | float,

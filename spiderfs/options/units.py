@@ -14,22 +14,9 @@ from fractions import Fraction
 from typing import Literal
 
 # K, M, G and T alone are binary units, as in dd(1) and in the option `size=` of tmpfs (mount(8)).
-SIZE_UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+SIZE_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    SIZE_UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
 
 # A size is written in one of these units that divides it, so that nothing is rounded.
 WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
@@ -64,8 +51,7 @@ def counted(number: float, noun: str) -> str:
 def parse_size(value: str | int | float) -> int:
     """The number of bytes in a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
     number, unit = _split(value, "a size", "20GiB, 100MB or 4096")
-    factor = SIZE_UNITS.get(unit.upper())
-    if factor is None:
+    if (factor := SIZE_UNITS.get(unit.upper())) is None:
         raise ValueError(f"unknown unit {unit!r} of a size: write it like 20GiB, 100MB or 4096")
     size = number * factor
     if size.denominator != 1:
@@ -94,8 +80,7 @@ def parse_duration(value: str | int | float) -> float:
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinite")):
         return math.inf
     number, unit = _split(value, "a duration", "30s, 5min, 1h or inf")
-    factor = DURATION_UNITS.get(unit.lower())
-    if factor is None:
+    if (factor := DURATION_UNITS.get(unit.lower())) is None:
         raise ValueError(f"unknown unit {unit!r} of a duration: write it like 30s, 5min, 1h or inf")
     return float(number * factor)
 
@@ -133,8 +118,7 @@ class Capacity:
         if isinstance(value, Capacity):
             return value
         if isinstance(value, str) and value.rstrip().endswith("%"):
-            match = _PERCENTAGE.fullmatch(value)
-            if match is None:
+            if (match := _PERCENTAGE.fullmatch(value)) is None:
                 raise ValueError(f"{value!r} is not a percentage: write it like 20% or 2.5%")
             return cls(float(match[1]), "percent")
         return cls(parse_size(value), "bytes", bare=str(value).strip().isdigit())

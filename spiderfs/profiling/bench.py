@@ -201,9 +201,6 @@ class PlanPublisher:
         raise MountError("a mount to measure by has ended")
 
 
-# -- in a worker
-
-
 def _begin(parent: int, all_there: Barrier) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this process ends it
     end_with_parent(parent)
@@ -350,11 +347,9 @@ class BenchFindings:
         return any(self.brings(way, self.direct) and not self.speeds[way].beyond(self.direct) for way in self.mounted)
 
     def verdict(self) -> str:
-        """What to mount with, and why."""
         work = "decodes" if self.images else "reads"
         why = f"your loader {work} {self.local} {self.noun}/s from memory and {self.direct} from the source"
-        way = self.best()
-        if way is None:
+        if (way := self.best()) is None:
             return f"{why}: {self._why_not()}"
         options = f"immutable,capacity={self.capacity}" + (f",view={way}" if way in READY else "")
         plan = " and give the training trainer_hook.plan()" if way != LRU else ""
@@ -419,10 +414,7 @@ class _Steps:
 
 
 def bench(options: Options, workers: int, report: Callable[[str], None]) -> BenchFindings:
-    """Measure all ways; `report` is given each step as it begins.
-
-    Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
-    """
+    """Measure all ways, and `report` each step; raises UsageError without small files, SpiderfsError, OSError."""
     named, settings, steps = str(options.source), options.store_settings, _Steps(report)
     if options.archives:
         raise UsageError(

@@ -44,8 +44,7 @@ class LoaderProcess:
 
     def __init__(self, process: subprocess.Popen[str], named: str) -> None:
         """Raises UsageError if there is no such function."""
-        self._process = process
-        self._named = named
+        self._process, self._named = process, named
         # Until it has imported what it needs, SIGINT would make it print where it was.
         self._interrupt = signal.SIGTERM
         self._answer()
@@ -130,8 +129,6 @@ _FILES_EACH = 12
 # More readers count only if they bring this many times the bytes.
 _GREW = 1.15
 _FIRST_FILES = 16
-
-
 # Files whose names and bytes are read to see how fast they come.
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
@@ -175,7 +172,6 @@ def source_speed(files: list[Path], most_readers: int) -> SourceSpeed:
 
 
 def cached_reads(files: list[Path], readers: int) -> Reads:
-    """How fast cached files are read."""
     _read_all(files, readers)  # now they are cached
     return _read_all(files, readers)
 
@@ -251,8 +247,7 @@ def measure(
                     uncached.append(loader.measure(first, count))
         say("the source")
         with private_mount(options, above, NO_VIEW) as mount:
-            files = files_below(mount.root, _FILES)
-            if not files:
+            if not (files := files_below(mount.root, _FILES)):
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
             samples = wanted.total or (sum(1 for _ in _walk(mount.root)) if loader is None else loader.samples)
@@ -265,7 +260,12 @@ def measure(
             with private_mount(options, above, view) as mount:
                 speeds.reads[view] = cached_reads(files_below(mount.root, _READ_AGAIN), readers)
                 if process is not None and found is not None:
-                    found.views[view] = _decoded(process.open(mount), speeds.reads[view], wanted)
+                    loader = process.open(mount)
+                    first, count = _samples(loader, wanted.samples)
+                    _warm_up(loader, first)
+                    loader.measure(first, count)  # makes the views
+                    cost = _repeated(loader, first, count).cost
+                    found.views[view] = Form(mount.bytes_of_a_sample(), speeds.reads[view], cost)
     return speeds, found
 
 
@@ -274,8 +274,7 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
     first, count = _samples(loader, wanted.samples)
     encoded = _repeated(loader, first, count)
     step_s = loader.step_s(_STEPS) if loader.steps else None if wanted.rate is None else loader.batch / wanted.rate
-    sample_bytes = loader.mount.bytes_of_a_sample()
-    if not sample_bytes:
+    if not (sample_bytes := loader.mount.bytes_of_a_sample()):
         raise UsageError(
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"
@@ -306,13 +305,6 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         network_bandwidth=wanted.network,
         model_bytes=wanted.model_bytes,
     )
-
-
-def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
-    first, count = _samples(loader, wanted.samples)
-    _warm_up(loader, first)
-    loader.measure(first, count)  # makes the views
-    return Form(loader.mount.bytes_of_a_sample(), reads, _repeated(loader, first, count).cost)
 
 
 def _samples(loader: Loader, wanted: int) -> tuple[int, int]:

@@ -144,10 +144,7 @@ def await_end(process: subprocess.Popen[str], patience_s: float) -> None:
 
 
 def serve(main: Callable[[], object]) -> None:
-    """Run the command that the last arguments of this program are, and delete a directory when it has ended.
-
-    The first two arguments are the process with which this one ends, and the directory.
-    """
+    """Run a command, then delete a directory; the arguments: parent process, directory, command."""
     parent, scratch = int(sys.argv[1]), Path(sys.argv[2])
     del sys.argv[1:3]
     # Until the supervisor waits for this signal, it ends the program as Ctrl-C does.

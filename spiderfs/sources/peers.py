@@ -347,7 +347,7 @@ def _key(node: Node, asked: Asked) -> str:
 
 _ASKED = re.compile(rb"(.+)\.spiderfs-([0-9a-f]{16})(?:-([0-9a-f]{1,13}))?", re.DOTALL)
 _NAME_MAX = 255
-# Files that are younger may be changing still (`vfs/settling.py`), and clocks differ.
+# Files that are younger may be changing still (`vfs/rules.py`), and clocks differ.
 YOUNG_S = 60.0
 _ABSENT = (403, 404, 410)
 # How many times as long as the source takes a home may take that has to fetch a file, and the share of the latest read

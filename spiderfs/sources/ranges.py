@@ -6,7 +6,7 @@ is the file `a/b.bin.@ranges/4096-8192`, which no listing shows. It has the attr
 size, so plans, the engine, the store and prefetches treat it as any small file, and it settles when the file does.
 
 The extents of a list are the file's **grid**. The manager publishes the grids of each file (`Grids.publish`), and
-workers find the extents of a READ in them (`vfs/range_reader.py`).
+workers find the extents of a READ in them (`vfs/small_files.py`).
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ class Caller(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """The attributes of an inode, as stat(2) gives them; the kernel may keep them for `timeout_s`.
-
-    `shown` is the number that stat(2) shows where it is not the inode's own; else 0.
-    """
+    """As stat(2) gives them, to be kept for `timeout_s`; `shown`: the number to show if not the inode's, else 0."""
 
     inode: int
     mode: int

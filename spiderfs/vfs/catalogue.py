@@ -3,7 +3,7 @@
 An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of its path, size
 and mtime or tag, for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open
 handles, cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have
-found there, and for each version the time at which it settles (`settling.py`).
+found there, and for each version the time at which it settles (`rules.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
@@ -42,7 +42,7 @@ from spiderfs.sources.ranges import stat_of
 from spiderfs.sources.source import FIRST_INODE, HASH_MASK, UNKNOWN, SourceStat, Version, joined_time, split_time
 from spiderfs.sources.source import version_hash as _version_hash
 from spiderfs.store.store import Records, Row
-from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
+from spiderfs.vfs.rules import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
@@ -81,7 +81,7 @@ class Node(NamedTuple):
     path: bytes
     stat: SourceStat
     settles_at: float = 0.0
-    """Before this time it is provisional (`settling.py`)."""
+    """Before this time it is provisional (`rules.py`)."""
 
     @property
     def is_directory(self) -> bool:
@@ -126,8 +126,7 @@ class _Rows:
     """The rows to write of a directory, once the source has answered a question about it."""
 
     def __init__(self, parent: Node, asked_at: float, clock: Callable[[], float]) -> None:
-        self.parent = parent
-        self.asked_at = asked_at
+        self.parent, self.asked_at = parent, asked_at
         self.answered_at = clock()
         self._now = clock
         self.rows: list[Row] = []
@@ -140,10 +139,7 @@ class _Rows:
         self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
 
     def is_newer(self, row: bytes) -> bool:
-        """Whether the source was asked about this dentry later than about these rows.
-
-        A time in the future does not count: the clock was set back before this mount.
-        """
+        """Whether the source was asked about this dentry later, and not in the future, by a clock since set back."""
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
 
@@ -165,8 +161,7 @@ class Catalogue:
 
     def node(self, inode: int) -> Node:
         """The row of an inode that the kernel names; raises Stale if there is none."""
-        node = self.known(inode)
-        if node is None:
+        if (node := self.known(inode)) is None:
             raise Stale(f"inode {inode & ~PROVISIONAL} is not known (any more)")
         return node
 
@@ -177,8 +172,7 @@ class Catalogue:
         have it open go on with it.
         """
         version = inode & ~PROVISIONAL
-        row = self._records.get("inode", _INODE_KEY.pack(version))
-        if row is None:
+        if (row := self._records.get("inode", _INODE_KEY.pack(version))) is None:
             return None
         found, settles_at = _stat_of(row, 0)
         shown = self._shown(inode, found) if inode == version else found._replace(viewed=False)
@@ -215,8 +209,7 @@ class Catalogue:
 
     def is_shown_as_view(self, inode: Any) -> bool | None:
         """Whether the root shows a view of this file; None if nothing is recorded of the inode."""
-        row = self._records.get("inode", _INODE_KEY.pack(inode))
-        if row is None:
+        if (row := self._records.get("inode", _INODE_KEY.pack(inode))) is None:
             return None
         place = self.forms.place(row[_STAT.size :])
         return not place.root and place.form != ORIGINAL
@@ -233,8 +226,7 @@ class Catalogue:
 
     def _named(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
-        row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
-        if row is not None:
+        if (row := self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))) is not None:
             dentry = self._dentry(hashed, row)
             if dentry.name == name:
                 return dentry
@@ -270,8 +262,7 @@ class Catalogue:
         place = self.forms.place(path)
         found = self.directory_inode(place.root)
         for name in place.path.split(b"/") if place.path else ():
-            dentry = self.find(found, name)
-            if dentry is None:
+            if (dentry := self.find(found, name)) is None:
                 return None
             found = dentry.inode
         return found
@@ -298,8 +289,7 @@ class Catalogue:
 
     def listing(self, inode: int) -> Listing | None:
         """The last scan of the directory as a whole, if there ever was one."""
-        row = self._records.get("listing", _INODE_KEY.pack(inode))
-        if row is None:
+        if (row := self._records.get("listing", _INODE_KEY.pack(inode))) is None:
             return None
         scanned_at, seconds, nanoseconds, settles_at = _LISTING.unpack(row)
         return Listing(scanned_at, joined_time(seconds, nanoseconds), settles_at)
@@ -315,10 +305,7 @@ class Catalogue:
         self._records.put([("inode", _INODE_KEY.pack(inode), row) for inode, row in rows])
 
     def record_form(self, form: str) -> Dentry:
-        """Note the directory in which a form is shown, for this mount; the root must be known.
-
-        For the form that the root shows that is a link to the root.
-        """
+        """Note a form's directory, or a link to the root, which must be known, for the form that the root shows."""
         row = _MOUNTED_AT.pack(self.forms.mounted_at_s) + self._fingerprint(form)
         self.record_fact(_FINGERPRINT_FACT + form, row)
         found = self.node(ROOT_INODE).stat
@@ -328,8 +315,7 @@ class Catalogue:
 
     def _fingerprint(self, form: str) -> bytes:
         """The fingerprint of a form. The first process of a mount that needs it takes a tenth of a second."""
-        known = self.forms.known_fingerprint(form)
-        if known is not None:
+        if (known := self.forms.known_fingerprint(form)) is not None:
             return known
         published = self.fact(_FINGERPRINT_FACT + form)
         if published is not None and _MOUNTED_AT.unpack_from(published)[0] != self.forms.mounted_at_s:
@@ -350,8 +336,7 @@ class Catalogue:
 
     def record_gone(self, parent: int, name: bytes, now: float) -> None:
         """Note that `name` does not exist; the source was asked about it at `now`."""
-        known = self._named(parent, name)
-        if known is not None:
+        if (known := self._named(parent, name)) is not None:
             rows = _Rows(self.node(parent), now, self._now)
             rows.remove(known)
             self._records.put(rows.rows, ("dentry", rows.is_newer))
@@ -425,8 +410,7 @@ class Catalogue:
         root = self.forms.place(path).root
         while path != root:
             parent, name = self.parent_of(path)
-            known = self.find(parent, name)
-            if known is not None:
+            if (known := self.find(parent, name)) is not None:
                 row = _dentry_row(known._replace(checked_at=NEVER))
                 rows.append(("dentry", _DENTRY_KEY.pack(parent, known.position), row))
             path = path.rpartition(b"/")[0] if whole else root
@@ -494,8 +478,7 @@ class Catalogue:
             if other == name:  # readdir(3) may give one twice while the directory changes
                 return position, None
             if other is None:
-                row = self._records.get("dentry", _DENTRY_KEY.pack(parent, position))
-                if row is None:
+                if (row := self._records.get("dentry", _DENTRY_KEY.pack(parent, position))) is None:
                     return position, None
                 dentry = self._dentry(position, row)
                 if dentry.name == name:
@@ -505,19 +488,14 @@ class Catalogue:
     def _free_inode(
         self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None
     ) -> tuple[int, float | None]:
-        """The inode of this version of this path: its hash, or the next number that no other version has.
-
-        The second value is the time at which the version settles, if the version is known already.
-        """
+        """A version's inode, its hash or the next number that is free, and when the version settles, if known."""
         place = self.forms.place(path)
         # The root has one form, and a mount that shows another one there begins without names.
         view = self._fingerprint(place.form) if version is not None or place.root else b""
         inode = _version_hash(path if version is None else place.path, version, view)
         while True:
-            other = taken.get((0, inode))
-            if other is None:
-                row = self._records.get("inode", _INODE_KEY.pack(inode))
-                if row is None:
+            if (other := taken.get((0, inode))) is None:
+                if (row := self._records.get("inode", _INODE_KEY.pack(inode))) is None:
                     return inode, None
                 known, settles_at = _stat_of(row, 0)
                 other = row[_STAT.size :]

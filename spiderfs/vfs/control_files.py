@@ -1,40 +1,217 @@
 """The control files under MOUNTPOINT/.spiderfs, as a worker shows them.
 
-The way of a read:
+**A read.** At the open, the worker asks the manager for the text, through the control channel
+(`daemon/control/channel.py`). The manager's table (`daemon/control/commands.py`) renders it, from the status of the
+components or for a list of any length from the store (`daemon/control/texts.py`), and sends it in pieces. The worker
+writes these to the snapshot of the handle (`Snapshots`), which answers each read until the kernel releases the handle.
+So a list of millions of lines takes room on the disk and none in memory. `log` alone is live: its handle reads the file
+that the manager writes.
 
-1. The kernel opens the file. The worker asks the manager for the text, through its end of the control channel
-   (`daemon/control/channel.py`).
-2. The manager finds the name in its table (`daemon/control/commands.py`), renders the text from the status of its
-   components, or from the store for a list of any length (`daemon/control/texts.py`), and sends it in pieces.
-3. The worker writes the pieces to the snapshot of the handle (`snapshots.py`). So a list of millions of lines needs
-   room on the disk, and none in memory.
-4. Each read that follows is answered from the snapshot, until the kernel releases the handle.
+**A write.** The worker sends complete lines to the manager, whose table acts on them; a refusal is the writer's error.
 
-The way of a write: the worker sends the complete lines to the manager, whose table acts on them (`commands.py`); a
-refusal is the writer's error.
-
-`log` alone is live: its handle reads the file that the manager writes.
-
-A handle says everything: the top bit marks a control file, the next bit says that the file was opened to be written,
-then comes the file's index in FILES, then 48 random bits that name the snapshot.
+**A handle**: the top bit marks a control file, the next one that it was opened to be written; then come the file's
+index in FILES, and 48 random bits that name the snapshot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
+import math
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import trio
 
-from spiderfs.errors import AccessDenied, Busy, InvalidArgument, IsADirectory, NotFound, ReadOnly, TryAgain
+from spiderfs import errors
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import FIRST_INODE
-from spiderfs.vfs.snapshots import Snapshots
+
+log = logging.getLogger(__name__)
+
+# More than anybody needs at a time; the list of what is cached may have 25 million lines of some 80 bytes.
+MAX_SNAPSHOTS, MAX_BYTES = 256, 2 << 30
+# How much of both one other user may take, and all of them together.
+_SHARE, _SHARES = 0.25, 0.75
+# A snapshot that grows by these bytes compares all of them with the limit again: 20 us if few are open.
+_LOOK_AGAIN_BYTES = 1 << 20
+# A worker keeps this many texts in memory at most, each of them at most this long.
+_UNWRITTEN_MOST, _UNWRITTEN_BYTES = 16, 1 << 20
+# A program that opens control files in a loop must not fill the log.
+_WARNING_INTERVAL_S = 60.0
+
+
+class Snapshots:
+    """The texts of open control files, one file for each handle, which all workers share: one reader sees one state.
+
+    All together have a limit in number and bytes, since any user may open control files and a list can take gigabytes;
+    each user but the mount's own and root has a share of it, and these users together another. While texts are written
+    the bytes exceed it, by `_LOOK_AGAIN_BYTES` for each of the few lists that the manager writes at a time. If the disk
+    has no room, a worker keeps a short text in memory; other workers ask the manager again. A snapshot has another name
+    until it is complete, by which the worker's next process removes what a death has left.
+    """
+
+    def __init__(self, run: RunLayout, owner_uid: int, worker: int) -> None:
+        self._run = run
+        self._trusted = {0, owner_uid}
+        self._worker = worker
+        self._unwritten: dict[int, bytes] = {}
+        self._warned_at_s = -math.inf
+        # Where the disk has broken down, the snapshots stay until the next mount.
+        with contextlib.suppress(OSError):
+            for path in run.unfinished_snapshots(worker):
+                path.unlink()
+
+    def begin(self, handle: int, uid: int) -> Snapshot:
+        """A snapshot to be written piece by piece, as `with begin(...) as snapshot`; raises TryAgain, NoRoom."""
+        self.check(uid, 1)
+        return Snapshot(self, self._run, self._worker, handle, uid)
+
+    def check(self, uid: int, more: int = 0) -> None:
+        """Raise TryAgain if `more` snapshots of this user would be too many, NoRoom if all of them are too long."""
+        # User and bytes of each snapshot, of all workers; it may be released by now.
+        there = []
+        for user, path in self._run.snapshots():
+            with contextlib.suppress(FileNotFoundError):
+                there.append((user, path.stat().st_size))
+        limits = [(1.0, [size for _, size in there])]
+        if uid not in self._trusted:
+            limits.append((_SHARES, [size for user, size in there if user not in self._trusted]))
+            limits.append((_SHARE, [size for user, size in there if user == uid]))
+        for share, sizes in limits:
+            if len(sizes) + more > share * MAX_SNAPSHOTS:
+                raise self._refusal(errors.TryAgain(f"{len(sizes)} of them are open: close some, and try again"))
+            if sum(sizes) >= share * MAX_BYTES:
+                taken = f"those that are open take {sum(sizes)} bytes of the cache's disk"
+                raise self._refusal(errors.NoRoom(f"{taken}: close some, and try again"))
+
+    def remember(self, handle: int, text: bytes) -> None:
+        """Remember a text that the disk had no room for, in place of the oldest one."""
+        # Another worker may have got the release of the oldest one.
+        while len(self._unwritten) >= _UNWRITTEN_MOST:
+            del self._unwritten[next(iter(self._unwritten))]
+        self._unwritten[handle] = text
+
+    def read(self, handle: int, offset: int, size: int) -> bytes | None:
+        """A part of the text; None if this worker does not find it."""
+        if handle in self._unwritten:
+            return self._unwritten[handle][offset : offset + size]
+        with contextlib.suppress(FileNotFoundError):
+            if (path := self._run.found_snapshot(handle)) is not None:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    return file.read(size)
+        return None
+
+    def size(self, handle: int) -> int | None:
+        """The length of the text; None if this worker does not find it."""
+        if handle in self._unwritten:
+            return len(self._unwritten[handle])
+        # It may be released by now.
+        with contextlib.suppress(FileNotFoundError):
+            if (path := self._run.found_snapshot(handle)) is not None:
+                return path.stat().st_size
+        return None
+
+    def remove(self, handle: int) -> None:
+        self._unwritten.pop(handle, None)
+        # Where the disk has turned read-only, the snapshot stays until the next mount.
+        with contextlib.suppress(OSError):
+            if (path := self._run.found_snapshot(handle)) is not None:
+                path.unlink()
+
+    def carried(self, handle: int) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return self._run.snapshot(handle, 0).read_bytes()
+        return b""
+
+    def carry(self, handle: int, text: bytes) -> None:
+        """Keep a text for the next write, or none at all: control files must work on a full disk more than ever."""
+        path = self._run.snapshot(handle, 0)
+        try:
+            if text:
+                path.write_bytes(text)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            path.unlink(missing_ok=True)
+
+    def _refusal(self, error: errors.SpiderfsError) -> errors.SpiderfsError:
+        """Log a warning, at most one in `_WARNING_INTERVAL_S`, for a reader sees only an errno; returns the error."""
+        now_s = time.monotonic()
+        if now_s - self._warned_at_s >= _WARNING_INTERVAL_S:
+            self._warned_at_s = now_s
+            log.warning("a control file cannot be opened, for %s", error)
+        return error
+
+
+class Snapshot:
+    """Writes a text to a file, whole or not at all; without room a short one stays in memory, else NoRoom."""
+
+    def __init__(self, snapshots: Snapshots, run: RunLayout, worker: int, handle: int, uid: int) -> None:
+        self._snapshots = snapshots
+        self._path = run.unfinished_snapshot(handle, uid, worker)
+        self._complete_path = run.snapshot(handle, uid)
+        self._handle, self._uid = handle, uid
+        self._file: io.FileIO | None = None
+        self._in_memory: bytearray | None = None
+        self._unchecked_bytes = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = open(self._path, "xb", buffering=0)
+        except OSError:
+            self._in_memory = bytearray()
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure:
+            self._give_file_up()
+        elif self._file is not None:
+            self._file.close()
+            # Where the file has gone with the cache directory, the manager is asked again.
+            with contextlib.suppress(OSError):
+                self._path.rename(self._complete_path)
+        elif self._in_memory is not None:
+            self._snapshots.remember(self._handle, bytes(self._in_memory))
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece; raises NoRoom."""
+        if self._file is not None:
+            self._write(self._file, piece)
+        if self._file is None:
+            if self._in_memory is None or len(self._in_memory) + len(piece) > _UNWRITTEN_BYTES:
+                raise errors.NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
+            self._in_memory += piece
+
+    def _write(self, file: io.FileIO, piece: bytes) -> None:
+        before = file.tell()
+        try:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._in_memory = bytearray(self._path.read_bytes()[:before])
+            self._give_file_up()
+            return
+        self._unchecked_bytes += len(piece)
+        if self._unchecked_bytes >= _LOOK_AGAIN_BYTES:
+            self._unchecked_bytes = 0
+            self._snapshots.check(self._uid)
+
+    def _give_file_up(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._path.unlink(missing_ok=True)
+
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
@@ -89,10 +266,7 @@ class ControlAttributes(NamedTuple):
 
 class ControlChannel(Protocol):
     async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        """Hand `take` the text of the control file, piece by piece; raises TryAgain while there is no manager.
-
-        An exception of `take` ends the rendering; it must be no OSError.
-        """
+        """Give `take` the text in pieces; raises TryAgain without a manager. `take` may raise no OSError."""
 
     async def apply(self, name: str, text: bytes) -> None:
         """Act on what was written; raises ConfigError with the reason of a refusal, or TryAgain."""
@@ -106,9 +280,7 @@ class Control:
     """Serves the directory; all workers share the snapshots and the log in `run`."""
 
     def __init__(self, channel: ControlChannel, run: RunLayout, owner_uid: int, worker: int) -> None:
-        self._channel = channel
-        self._run = run
-        self._owner_uid = owner_uid
+        self._channel, self._run, self._owner_uid = channel, run, owner_uid
         self._snapshots = Snapshots(run, owner_uid, worker)
 
     @property
@@ -124,7 +296,7 @@ class Control:
         for index, file in enumerate(FILES):
             if file.name == name:
                 return self.getattr(_FIRST_INODE + index)
-        raise NotFound(os.fsdecode(name))
+        raise errors.NotFound(os.fsdecode(name))
 
     def getattr(self, inode: int) -> ControlAttributes:
         if inode == CONTROL_INODE:
@@ -133,24 +305,24 @@ class Control:
         size = 0
         if index == _LOG:
             # A growing size is what `tail -f` looks at; asking keeps the manager writing.
-            size = self._log_bytes()
+            with contextlib.suppress(FileNotFoundError):
+                size = self._run.access_log.stat().st_size
             self._want_log()
         return ControlAttributes(inode, stat.S_IFREG | FILES[index].mode, size)
 
     def readdir(self) -> list[tuple[bytes, ControlAttributes]]:
-        """Name and attributes of every control file."""
         return [(file.name, self.getattr(_FIRST_INODE + index)) for index, file in enumerate(FILES)]
 
     async def open(self, inode: int, flags: int, uid: int) -> int:
         if inode == CONTROL_INODE:
-            raise IsADirectory(os.fsdecode(CONTROL_DIRECTORY))
+            raise errors.IsADirectory(os.fsdecode(CONTROL_DIRECTORY))
         index = inode - _FIRST_INODE
         file = FILES[index]
         writing = flags & (os.O_WRONLY | os.O_RDWR)
         if writing and not file.mode & 0o200:
-            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+            raise errors.ReadOnly(f"{os.fsdecode(file.name)} can only be read")
         if file.mode & 0o200 and uid not in (0, self._owner_uid):
-            raise AccessDenied(f"{os.fsdecode(file.name)} belongs to user {self._owner_uid}")
+            raise errors.AccessDenied(f"{os.fsdecode(file.name)} belongs to user {self._owner_uid}")
         handle = _MARK | index << _INDEX_SHIFT | secrets.randbits(_INDEX_SHIFT)
         if writing:
             handle |= _WRITING
@@ -168,8 +340,7 @@ class Control:
             return b""
         if _index(handle) == _LOG:
             return self._read_log(offset, size)
-        text = self._snapshots.read(handle, offset, size)
-        if text is None and not handle & _WRITING:
+        if (text := self._snapshots.read(handle, offset, size)) is None and not handle & _WRITING:
             return await self._ask_again(handle, offset, size)
         return text or b""
 
@@ -195,7 +366,7 @@ class Control:
             complete, rest = text, b""
         if len(rest) > MAX_LINE_BYTES:
             self._snapshots.remove(handle)
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"a line is longer than {MAX_LINE_BYTES} bytes: write one path, glob or option a line"
             )
         self._snapshots.carry(handle, rest)
@@ -210,8 +381,6 @@ class Control:
         if rest:
             await self._channel.apply(name, rest)
 
-    # -- the log
-
     def _read_log(self, offset: int, size: int) -> bytes:
         self._want_log()
         try:
@@ -224,12 +393,6 @@ class Control:
     def _want_log(self) -> None:
         with contextlib.suppress(OSError):
             self._run.access_log_wanted.touch()
-
-    def _log_bytes(self) -> int:
-        try:
-            return self._run.access_log.stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 class ImmutableControl(Control):
@@ -275,15 +438,15 @@ class ImmutableControl(Control):
         handle = _handle(inode)
         if _index(handle) == _LOG:
             # What was logged before can be read without a manager.
-            with contextlib.suppress(TryAgain):
+            with contextlib.suppress(errors.TryAgain):
                 await self._channel.render(_name(handle), lambda piece: None)
         elif self._snapshots.size(handle) is None:
             try:
                 with self._snapshots.begin(handle, uid) as snapshot:
                     await self._channel.render(_name(handle), snapshot.write)
-            except TryAgain as exc:
+            except errors.TryAgain as exc:
                 # Python's read() returns None for EAGAIN.
-                raise Busy(str(exc)) from exc
+                raise errors.Busy(str(exc)) from exc
             await self._let_go_when_closed(handle)
         return self.getattr(inode)
 
@@ -302,7 +465,7 @@ class ImmutableControl(Control):
         """Raises ReadOnly."""
         file = FILES[_index(_handle(inode))]
         if not file.mode & 0o200:
-            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+            raise errors.ReadOnly(f"{os.fsdecode(file.name)} can only be read")
 
     async def forget(self, inode: int) -> None:
         """No one has the inode open, and the kernel does not know it any more."""
@@ -331,7 +494,7 @@ def _index(handle: int) -> int:
     """Raises InvalidArgument for a handle that no open has given."""
     index = (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT
     if index >= len(FILES):
-        raise InvalidArgument(f"no control file has the handle {handle:x}")
+        raise errors.InvalidArgument(f"no control file has the handle {handle:x}")
     return index
 
 

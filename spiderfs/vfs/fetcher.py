@@ -3,13 +3,12 @@
 Within a process identical fetches are made once (`sources/single_flight.py`), and between processes too
 (`fetch_lock.py`): the others wait, and then find the record in the store. The time for which a reader waits for
 another's fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its
-reader goes on with the bytes while they are put into the store (`landing.py`).
+reader goes on with the bytes while they are put into the store (`Landing`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
-where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in
-the store lies in memory that all workers share (`unstored_bytes.py`). Where they are several, the small files fetched
-last lie there too, as they do in transit: the kernel may ask for one in several READs, the last of them long after the
-record has left the store again. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
+where the store had no room for them or has already let them go. For READs at other workers they lie in memory that all
+share (`unstored_bytes.py`). With several workers, the small files fetched last lie there too: the kernel may ask for
+one in several READs. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ import contextlib
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Container
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -29,20 +29,146 @@ from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.core.memory import MemoryBounds
 from spiderfs.errors import SourceTimeout, StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
+from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.metrics import Counters
 from spiderfs.shared.shared_memory import MANAGER, Flights
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import Delivery, FromPeer, Version
+from spiderfs.sources.source import Delivery, FromPeer, SourceStat, Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
-from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
+from spiderfs.views.tree import unknown_length
 
 log = logging.getLogger(__name__)
+
+
+class ShownViews:
+    """Which files are shown as views (`views/tree.py`), and how long each view is: `longest_bytes` at most.
+
+    A view's length is known once the file was fetched, so a look-up fetches it. The length that is noted first counts,
+    for all processes and later mounts. Provisional versions and large files are shown as they are.
+    """
+
+    def __init__(self, catalogue: Catalogue, longest_bytes: int) -> None:
+        self._catalogue, self._longest_bytes = catalogue, longest_bytes
+
+    def is_unknown(self, found: SourceStat, settles_at: float, now: float) -> bool:
+        """Whether the size of what is shown for this file is not known yet."""
+        return (
+            found.viewed and found.original_size is None and 0 < found.size <= self._longest_bytes and settles_at <= now
+        )
+
+    def request(self, node: Node) -> tuple[int, bool]:
+        """The length to ask for a view (`views/tree.py`), and whether the view has exactly that length."""
+        if node.stat.original_size is None:
+            return unknown_length(self._longest_bytes), False
+        return node.stat.size, True
+
+    async def with_size(self, node: Node, size: int) -> Node:
+        """The file with the size of its view: the one that was noted first, this one if there was none."""
+        if node.stat.original_size is not None:
+            return node
+        if (known := self._catalogue.known(node.inode)) is not None and known.stat.original_size is not None:
+            return node._replace(stat=known.stat)
+        size = await trio.to_thread.run_sync(partial(self._catalogue.record_view, node.inode, size))
+        return node._replace(stat=node.stat._replace(size=size, original_size=node.stat.size))
+
+
+# Bytes that a payload in a dictionary takes beside its own: for its object, its key, its entry. Measured: 255.
+ENTRY_BYTES = 256
+# The most that goes into one transaction, for which other processes wait: 8 MiB take some 10 ms.
+BATCH_BYTES = 8 << 20
+# How long records are collected: at 1,500 files a second that makes three records a transaction. With 8 ms, twelve, a
+# first epoch 5 ms away took a quarter more time, as what is fetched is known to have landed so much later.
+GATHER_S = 0.002
+
+Outcome = bool | StoreError | StoreCorrupt
+"""Whether the record is in landing (False: it cannot fit), or why the store failed."""
+
+
+class _Waiting(NamedTuple):
+    key: ContentKey
+    payload: bytes
+    on_landed: Callable[[Outcome], None]
+
+
+class Landing:
+    """Puts fetched bytes into the store after the reply, within one trio run; call `drain` before that run ends.
+
+    A transaction costs as much as a record of 100 kB in it, and all processes that write wait for each other. So
+    records that are fetched while one runs are collected for the next. If those that wait are too long, a fetch waits.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        gather_s: float,
+        most_bytes: int = MemoryBounds().landing,
+        in_flight: InFlight | None = None,
+    ) -> None:
+        self._content = content
+        self._most_bytes, self._in_flight = most_bytes, in_flight or InFlight()
+        self._thread = WorkerThreads(1)
+        self._gather_s = gather_s
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._running = False
+        self._freed = trio.Event()
+
+    async def put(self, key: ContentKey, payload: bytes, on_landed: Callable[[Outcome], None]) -> None:
+        """Have a record landed; waits only for room. `on_landed` is called with the outcome, on the loop's thread."""
+        if self._bytes > self._most_bytes:
+            self._in_flight.add(len(payload))
+            try:
+                while self._bytes > self._most_bytes:
+                    await self._freed.wait()
+            finally:
+                self._in_flight.remove(len(payload))
+        self._waiting.append(_Waiting(key, payload, on_landed))
+        self._bytes += len(payload) + ENTRY_BYTES
+        if not self._running:
+            self._running = True
+            # Not in the reader's nursery, which ends with the request: the record is to land whatever becomes of that.
+            trio.lowlevel.spawn_system_task(self._run)
+
+    async def drain(self) -> None:
+        """Return when nothing waits any more."""
+        while self._running:
+            await self._freed.wait()
+
+    async def _run(self) -> None:
+        while self._waiting:
+            if self._bytes < BATCH_BYTES:
+                await trio.sleep(self._gather_s)
+            batch: list[_Waiting] = []
+            size = 0
+            while self._waiting and (not batch or size + len(self._waiting[0].payload) <= BATCH_BYTES):
+                batch.append(self._waiting.popleft())
+                size += len(batch[-1].payload) + ENTRY_BYTES
+            try:
+                outcomes = await self._thread.run(self._land, batch)
+            except StoreCorrupt as exc:
+                # This task belongs to no one, so it has to report to those whose processes are to end.
+                outcomes = [exc] * len(batch)
+            self._bytes -= size
+            self._running = bool(self._waiting)
+            self._freed.set()
+            self._freed = trio.Event()
+            for waiting, outcome in zip(batch, outcomes, strict=True):
+                waiting.on_landed(outcome)
+
+    def _land(self, batch: list[_Waiting]) -> list[Outcome]:
+        try:
+            return list(self._content.land_all([(waiting.key, waiting.payload) for waiting in batch]))
+        except StoreError as exc:
+            if len(batch) == 1:
+                return [exc]
+        # One record that no longer fits on the disk must not keep the others out.
+        return [outcome for waiting in batch for outcome in self._land([waiting])]
+
 
 # A payload is kept in transit for readers that are about to read it. When nothing was fetched for this long, there are
 # none.
@@ -113,8 +239,7 @@ class Fetched:
 
     def __init__(self, payload: bytes, where: int | None = None, by_another: bool = False) -> None:
         """`by_another`: another process has fetched them."""
-        self.payload = payload
-        self._claimed = by_another
+        self.payload, self._claimed = payload, by_another
         self._where: int | StoreCorrupt | None = where
         self._to_tell: list[Callable[[int], None]] = []
         self._event = trio.Event()
@@ -182,16 +307,12 @@ class Fetcher:
         self._views = views
         self._unstored = unstored or UnstoredBytes()
         self._lately = lately or UnstoredBytes(memory.recent)
-        self.caught_up = caught_up
-        self._now = clock
-        self._client = client
+        self.caught_up, self._now, self._client = caught_up, clock, client
         self._flights = SingleFlight(client.timeouts)
-        self._content = content
-        self._fetch_lock = fetch_lock
+        self._content, self._fetch_lock = content, fetch_lock
         # Threads that wait for fetches of other processes; a reader that finds no thread free waits for one.
         self._waiting_threads = trio.CapacityLimiter(_WAITING_THREADS)
-        self._full_disk = full_disk
-        self._counters = counters
+        self._full_disk, self._counters = full_disk, counters
         self._transit = Transit(memory.transit)
         self._alone = alone
         self._landing = Landing(content, GATHER_S if alone else 0.0, memory.landing, in_flight)
@@ -207,8 +328,7 @@ class Fetcher:
     def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
         """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
         try:
-            payload = self._content.read(key, offset, size)
-            if payload is None and self._content.has(key):
+            if (payload := self._content.read(key, offset, size)) is None and self._content.has(key):
                 self._counters.add("checksum_failures")
         except StoreError as exc:
             self._failed(exc)
@@ -226,10 +346,7 @@ class Fetcher:
         return self._lately.piece(key, offset, size) if unstored is None and not self._alone else unstored
 
     def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
-        """The first bytes of the payload if the store has them, valid until the caller awaits. Raises StoreCorrupt.
-
-        After None ask `stored` and `local`, which also find what is on its way, and account for what is wrong.
-        """
+        """The payload's first bytes if stored, until an await; else ask `stored`, `local`. Raises StoreCorrupt."""
         try:
             return self._content.read(key, 0, size)
         except StoreError:
@@ -377,19 +494,16 @@ class Fetcher:
 
     async def _fetch_provisional(self, key: ContentKey, node: Node, read: Callable[[], Awaitable[bytes]]) -> Fetched:
         payload = await read()
-        if node.settles_at == math.inf:
-            # The inode here is the handle of one open (`provisional_files.py`), so no one else finds the bytes there.
-            # The blocks of a large file would push out those of all others.
-            kept = not key.block and self._unstored.keep(key, payload)
-            if not kept:
-                self._transit.put(key, payload)
+        # The inode is then the handle of one open (`provisional_files.py`), so no one else finds the bytes there. The
+        # blocks of a large file would push out those of all others.
+        if node.settles_at == math.inf and (key.block or not self._unstored.keep(key, payload)):
+            self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
 
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
-        waited = not self._fetch_lock.try_hold(key)
-        if waited:
+        if waited := not self._fetch_lock.try_hold(key):
             with trio.CancelScope(deadline=patience.until) as waiting:
                 wait, threads = self._fetch_lock.wait, self._waiting_threads
                 await trio.to_thread.run_sync(wait, key, abandon_on_cancel=True, limiter=threads)

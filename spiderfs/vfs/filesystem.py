@@ -19,20 +19,7 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs.errors import (
-    AccessDenied,
-    InvalidArgument,
-    IsADirectory,
-    NameTooLong,
-    NoAttribute,
-    NotADirectory,
-    ReadOnly,
-    SourceChanged,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceUnavailable,
-    Stale,
-)
+from spiderfs import errors
 from spiderfs.linux import steady_clock
 from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.members import key_at
@@ -44,15 +31,14 @@ from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Open
 from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
+from spiderfs.vfs.lister import WalkAhead
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
-from spiderfs.vfs.range_reader import Push, RangeReader
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
-from spiderfs.vfs.small_files import SmallFiles
+from spiderfs.vfs.small_files import Push, RangeReader, SmallFiles
 from spiderfs.vfs.substitutes import Substitutes
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
@@ -97,44 +83,28 @@ class Filesystem(Part):
         source_salt: int = 0,
         push: Push = lambda inode, content, offset: None,
     ) -> None:
-        """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
+        """`unstored`: the fetcher has the same. `scattered`: as in `Shared`.
 
         `asked_by_peers`: which stripes other nodes have asked for; None where there are none. `source_salt`: see
         `sources.members.salt_of`. `push`: see `Kernel`.
         """
-        super().__init__(supply, clock)
+        shared = Shared(supply, redirects, events, unstored, lambda: self.settings, scattered, clock)
+        super().__init__(shared)
         self._asked_by_peers, self._source_salt = asked_by_peers, source_salt
-        self._read_log = supply.read_log
         self._flights = SingleFlight(supply.client.timeouts)
-        self._read_ahead = read_ahead
-        self._walk_ahead = walk_ahead
-        self._redirects = redirects
-        self._control = control
-        self._events = events
-        self._scattered = scattered
+        self._read_ahead, self._walk_ahead, self._control = read_ahead, walk_ahead, control
         self.settings = settings  # replaced as a whole when an option changes
         # By directory: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
-        self._on_demand = OnDemand(supply, scattered, clock)
-        self._substitutes = Substitutes(supply, redirects, lambda: self.settings, clock)
-        self._small_files = SmallFiles(supply, self._on_demand, redirects, self._substitutes, events, clock)
+        self._on_demand, self._substitutes = OnDemand(shared), Substitutes(shared)
+        self._small_files = SmallFiles(shared, self._on_demand, self._substitutes)
         asked = () if asked_by_peers is None else asked_by_peers
-        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, asked, clock)
-        self._ranges = RangeReader(supply, self._small_files, redirects, push, clock)
-        self._unstored = unstored
-        self._provisional_files = ProvisionalFiles(
-            supply,
-            self._on_demand,
-            self._small_files,
-            self.large_files,
-            redirects,
-            unstored,
-            lambda: self.settings,
-            clock,
-        )
-        self._xattrs = Xattrs(supply, redirects, control.client_terms, lambda: self.settings, clock)
+        self.large_files = LargeFiles(shared, self._on_demand, read_ahead, touches, asked)
+        self._ranges = RangeReader(shared, self._small_files, push)
+        self._provisional_files = ProvisionalFiles(shared, self._on_demand, self._small_files, self.large_files)
+        self._xattrs = Xattrs(shared, control.client_terms)
 
     @property
     def at_rest(self) -> bool:
@@ -149,7 +119,7 @@ class Filesystem(Part):
         if parent in _OWN_DIRECTORIES or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
             return await self._lookup_own(parent, name)
         if len(name) > NAME_MAX:
-            raise NameTooLong(f"{len(name)} bytes")
+            raise errors.NameTooLong(f"{len(name)} bytes")
         if self._asked_by_peers is not None and (asked := asked_version(name)) is not None:
             return await self._lookup_for_peer(parent, *asked, caller)
         known = self._catalogue.find(parent, name)
@@ -163,7 +133,7 @@ class Filesystem(Part):
         self._counters.add("lookups_source")
         try:
             found, _ = await self._look_up_at_source(parent, name)
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             if known is None:
                 raise
             return self._stale_entry(known)
@@ -176,10 +146,7 @@ class Filesystem(Part):
         return await self._answer(found, self._left_s(found), parent, caller)
 
     async def _lookup_for_peer(self, parent: int, name: bytes, version: int, stripe: int, caller: Caller) -> Entry:
-        """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another.
-
-        The node reads what begins at the offset `stripe`.
-        """
+        """The entry for a node that reads a version at `stripe` (`sources/peers.py`); none if it is another one."""
         assert self._asked_by_peers is not None
         entry = await self.lookup(parent, name, caller)
         if entry.attributes.inode != version ^ self._source_salt:
@@ -211,8 +178,7 @@ class Filesystem(Part):
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a substitute."""
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
-            substitute = await self._substitutes.given(dentry, parent, caller)
-            if substitute is not None:
+            if (substitute := await self._substitutes.given(dentry, parent, caller)) is not None:
                 substitute = await self._on_demand.sized(substitute)
                 return Entry(self._attributes(substitute.inode, substitute.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
@@ -234,7 +200,7 @@ class Filesystem(Part):
 
         def look(source: Source) -> tuple[SourceStat, bytes | None]:
             if reads:
-                with contextlib.suppress(SourceChanged):
+                with contextlib.suppress(errors.SourceChanged):
                     return source.read_present(path, self.settings.sample_max_bytes)
             return source.stat(path), None
 
@@ -242,11 +208,11 @@ class Filesystem(Part):
             # Both in one thread: a hop into one costs 0.15 ms, as much as the rest of a look-up.
             try:
                 found, content = look(self._client.source)
-            except SourceNotADirectory as exc:
+            except errors.SourceNotADirectory as exc:
                 # The kernel looks the whole path up again, and finds what has come in the directory's place.
                 self._catalogue.expire(path, whole=True)
-                raise Stale(f"{os.fsdecode(path)} has no directory any more") from exc
-            except SourceNotFound:
+                raise errors.Stale(f"{os.fsdecode(path)} has no directory any more") from exc
+            except errors.SourceNotFound:
                 self._catalogue.record_gone(parent, name, now)
                 return None, None
             return self._catalogue.record(parent, name, found, now, exactly=reads), content
@@ -281,7 +247,9 @@ class Filesystem(Part):
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
         if self._on_demand.is_unsized(dentry):
-            raise SourceUnavailable(f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away")
+            raise errors.SourceUnavailable(
+                f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away"
+            )
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
 
@@ -320,12 +288,12 @@ class Filesystem(Part):
     async def readlink(self, inode: int) -> bytes:
         node = self._catalogue.node(inode)
         if not stat.S_ISLNK(node.stat.mode):
-            raise InvalidArgument("not a symbolic link")
+            raise errors.InvalidArgument("not a symbolic link")
         if node.path.rpartition(b"/")[0] == VIEWS_DIRECTORY:
             return ROOT_LINK
         try:
             return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self._on_demand.stale(node, exc) from exc
 
     # -- directories
@@ -336,14 +304,13 @@ class Filesystem(Part):
             return OpenedDirectory(inode, keeps=False, kept=False)
         node = self._catalogue.node(inode)
         if not node.is_directory:
-            raise NotADirectory(os.fsdecode(node.path))
+            raise errors.NotADirectory(os.fsdecode(node.path))
         self._walk_ahead.asked(node, self.settings.dir_ttl_s)
         await self._lister.complete(node, self.settings.dir_ttl_s)
         listing = self._catalogue.listing(inode)
         scanned_at = 0.0 if listing is None else listing.scanned_at
         # The listing that the kernel keeps was read after this worker had last made the kernel drop an older one.
-        kept = self._listings_kept.get(inode) == scanned_at
-        if not kept:
+        if not (kept := self._listings_kept.get(inode) == scanned_at):
             if len(self._listings_kept) >= _LISTINGS_KEPT:
                 self._listings_kept.clear()
             self._listings_kept[inode] = scanned_at
@@ -390,15 +357,14 @@ class Filesystem(Part):
             await self._fetcher.caught_up()
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         # Asked now: another worker may be asked the same, and must not undo what has been noted since.
         once_more = self._unstored.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)
             opened = await self._open_file(node, inode, caller, delivery, once_more)
-        except Stale:
-            read_at_lookup = self._provisional_files.open_unstored(inode, caller)
-            if read_at_lookup is None:
+        except errors.Stale:
+            if (read_at_lookup := self._provisional_files.open_unstored(inode, caller)) is None:
                 self._unstored.open_failed(caller.pid)
                 raise
             opened = read_at_lookup
@@ -410,12 +376,12 @@ class Filesystem(Part):
         self, node: Node, inode: int, caller: Caller, delivery: Delivery | None, once_more: bool
     ) -> Opened:
         if not node.is_regular:
-            raise IsADirectory(os.fsdecode(node.path))
+            raise errors.IsADirectory(os.fsdecode(node.path))
         if inode & PROVISIONAL:
             return await self._provisional_files.open(node, caller, once_more)
         if node.settles_at and is_provisional(node.settles_at, self._now()):
             # The clock was set back before this mount. The look-up that the kernel makes at once says so to the kernel.
-            raise Stale(f"{os.fsdecode(node.path)} may still be written to")
+            raise errors.Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
         await self.large_files.open(node, caller, once_more)
@@ -424,10 +390,7 @@ class Filesystem(Part):
     async def read(
         self, handle: int, offset: int, size: int, inode: int = 0, caller: Caller = _NO_ONE
     ) -> memoryview | bytes:
-        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request.
-
-        `inode` is what was opened, under the number that the kernel got; it matters for provisional versions.
-        """
+        """Up to `size` bytes, short only at the end; a view is valid until the next request. `inode`: the kernel's."""
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")
@@ -438,14 +401,12 @@ class Filesystem(Part):
         if inode & PROVISIONAL:
             piece = await self._provisional_files.read(inode, handle, offset, size)
         else:
-            piece = self._ranges.read_again(handle, offset, size, caller)
-            if piece is None:
+            if (piece := self._ranges.read_again(handle, offset, size, caller)) is None:
                 piece = self._fetcher.local(ContentKey(handle), offset, size)
             if piece is None:
                 node = self._catalogue.node(handle)
                 if node.stat.size > self.settings.sample_max_bytes:
-                    piece = await self._ranges.read(node, offset, size, caller)
-                    if piece is None:
+                    if (piece := await self._ranges.read(node, offset, size, caller)) is None:
                         piece = await self.large_files.read(node, offset, size)
                 else:
                     piece = await self._small_files.read(node, offset, size)
@@ -461,13 +422,13 @@ class Filesystem(Part):
 
     async def write(self, handle: int, data: bytes) -> int:
         if not is_control_handle(handle):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         return await self._control.write(handle, data)
 
     async def truncate(self, inode: int) -> Attributes:
         """Change nothing: the shell asks for this before it writes. Raises ReadOnly for all but control files."""
         if not self._control.owns(inode):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         return self._control_attributes(self._control.getattr(inode))
 
     # -- attributes beside
@@ -476,7 +437,7 @@ class Filesystem(Part):
         """Raises ReadOnly or AccessDenied where `mask` (R_OK, W_OK, X_OK) is not granted; access(2)."""
         attributes = await self.getattr(inode)
         if mask & os.W_OK and not self._control.owns(inode):
-            raise ReadOnly("spiderfs is read-only")
+            raise errors.ReadOnly("spiderfs is read-only")
         if caller.uid == 0:
             allowed = os.R_OK | os.W_OK
             if attributes.mode & 0o111 or stat.S_ISDIR(attributes.mode):
@@ -489,12 +450,12 @@ class Filesystem(Part):
                 (attributes.mode >> 3 | attributes.mode) & 7 if caller.gid == attributes.gid else attributes.mode & 7
             )
         if mask & ~allowed & 7:
-            raise AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
+            raise errors.AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
 
     async def statfs(self) -> os.statvfs_result:
         try:
             self._statvfs = await self._flights.run("statfs", self._client.statvfs)
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             # Sizes as they were once known are of more use to df(1) than an error.
             if self._statvfs is None:
                 raise
@@ -505,7 +466,7 @@ class Filesystem(Part):
 
     async def getxattr(self, inode: int, name: str, caller: Caller = _NO_ONE) -> bytes:
         if self._control.owns(inode):
-            raise NoAttribute(name)
+            raise errors.NoAttribute(name)
         return await self._xattrs.value(inode, name, caller)
 
 

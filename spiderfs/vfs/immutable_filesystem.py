@@ -50,15 +50,12 @@ class ImmutableFilesystem(Filesystem):
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)
-        self._doubt = doubt
-        self._pusher_threads = pusher_threads
+        self._doubt, self._pusher_threads = doubt, pusher_threads
         # Attributes of the directories that are no names of the source.
         self._fixed: dict[int, SourceStat] = {}
         self._reported: set[int] = set()
         # First READs that have just failed, by inode and thread: when, and with which error.
         self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
-
-    # -- names and attributes
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         gives = self._redirects.gives and stat.S_ISREG(dentry.stat.mode)
@@ -68,8 +65,7 @@ class ImmutableFilesystem(Filesystem):
         if not gives:
             return await super()._answer(dentry, left, parent, caller)
         before = self._redirects.last_lookup(caller.pid)
-        substitute = await self._substitutes.given(dentry, parent, caller)
-        if substitute is None:
+        if (substitute := await self._substitutes.given(dentry, parent, caller)) is None:
             return self._entry(await self._on_demand.sized_name(dentry), 0.0)
         substitute = await self._on_demand.sized(substitute)
         attributes = self._attributes(substitute.inode, substitute.stat, FOREVER_S)
@@ -132,8 +128,6 @@ class ImmutableFilesystem(Filesystem):
         if not is_open:
             await self._on_demand.check_still_named(node)
         return found
-
-    # -- contents
 
     async def read_immutable(
         self, inode: int, offset: int, size: int, caller: Caller, delivery: Delivery | None = None
@@ -215,12 +209,9 @@ class ImmutableFilesystem(Filesystem):
         last = self._redirects.last_lookup(caller.pid)
         return 0 if last is not None and last[1] == inode != last[0] else trainer.number
 
-    # -- what pushers ask for
-
     async def _sized_ahead(self, dentry: Dentry) -> Dentry:
         """A name with the size of what is shown; what was fetched for that is reported to the manager."""
-        sized = await self._on_demand.sized_ahead(dentry)
-        if sized is None:
+        if (sized := await self._on_demand.sized_ahead(dentry)) is None:
             return dentry
         node, fetched = sized
         # Reported before the READ that follows, which another worker may get.
@@ -228,10 +219,7 @@ class ImmutableFilesystem(Filesystem):
         return dentry._replace(stat=node.stat)
 
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
-        """Make a small file local, for no reader but because a plan names it; its bytes, if this READ has fetched it.
-
-        Of several READs the first is reported to the manager, and a fetch in any case, but once.
-        """
+        """Make a planned small file local; its bytes, if fetched now. The first READ is reported, and a fetch, once."""
         node, key = self._catalogue.node(inode), ContentKey(inode)
         is_first = offset == 0
         if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_arrived(key):

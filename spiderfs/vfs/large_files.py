@@ -3,7 +3,7 @@
 An open waits for nothing, since only READ knows which blocks are wanted. A reader is **in order** if its READs have
 followed on each other since the beginning of the file, or for 512 KiB: a sample of some KiB takes the kernel several of
 them. It gets whole blocks, and those ahead of it, the more the longer it goes on and has to wait; consecutive blocks
-are one **part** (`parts.py`). Of a reader that jumps no one knows whether it will come back: it gets the bytes that it
+are one **part** (`Parts`). Of a reader that jumps no one knows whether it will come back: it gets the bytes that it
 asked for and nothing is kept, until pieces of half a block were read. Then the block is fetched. (Random reads of 8 to
 64 KiB fetched 29 times their bytes while two READs in a row were in order, and the second piece brought the block.)
 Where all blocks are cached, the kernel may read the store's plain file by itself (`fuse/passthrough.py`): this module
@@ -14,32 +14,248 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import trio
 
-from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
-from spiderfs.errors import SourceError, StoreError
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED
+from spiderfs.core.rooms import landing_room
+from spiderfs.errors import SourceError, StoreError, StoreFull
 from spiderfs.linux import steady_clock
+from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.metrics import Counters
 from spiderfs.protocol.extents import PAGE_BYTES
 from spiderfs.shared.shared_memory import SharedSlots
-from spiderfs.sources.client import Patience
+from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.members import STRIPE_BLOCKS, key_at
+from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
-from spiderfs.vfs.answer_types import Caller, EventSink
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetcher import Fetcher
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
-from spiderfs.vfs.parts import Parts
-from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import REST_S, Fetched, Fetcher
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared, Supply
 
 log = logging.getLogger(__name__)
+
+# A part that takes longer says that the source is slow.
+_LONG_S = 1.0
+_OWN_BYTES = struct.Struct("<Q")
+
+
+class FilePart(Fetched):
+    """The blocks `keys` of one file, as a `Destination`."""
+
+    def __init__(self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, client: SourceClient) -> None:
+        """`fd`, which the part closes, has a lock on the blocks. `is_ahead`: no one waited when it began."""
+        super().__init__(b"")
+        self.keys, self.is_ahead = keys, is_ahead
+        self.place = b"%d" % node.inode
+        self.offset = (keys[0].block - 1) * BLOCK_BYTES
+        self.length = min(len(keys) * BLOCK_BYTES, node.stat.size - self.offset)
+        self.has_failed = False
+        self.passed = trio.Event()
+        """Set when a reader has come through all of it, or others need the room."""
+        self.limit = trio.CancelScope()
+        """What ends its fetch in time."""
+        self._fd, self._client = fd, client
+        self._written = self._writers = 0
+        self._changed = trio.Event()
+
+    def begun(self) -> None:
+        self._writers += 1
+
+    def came(self, blocks: int) -> None:
+        self._client.answered()
+        # A repetition begins with blocks that have come before.
+        if blocks > self._written:
+            self.limit.deadline = self._client.patience().until
+        # The last block can be read once the fetch is accounted for.
+        self.advance(min(blocks, len(self.keys) - 1))
+
+    def ended(self) -> None:
+        self._writers -= 1
+        self.advance()
+
+    @property
+    def has_landed(self) -> bool:
+        return self._where == FETCHED
+
+    def has(self, block: int) -> bool:
+        return block < self.keys[0].block + self._written
+
+    def read(self, block: int, offset: int, size: int) -> bytes | None:
+        """Bytes of a block that is written; None if the disk does not give them, or the part is closed."""
+        try:
+            piece = os.pread(self._fd, size, (block - 1) * BLOCK_BYTES + offset)
+        except OSError:
+            return None
+        return piece if len(piece) == size else None
+
+    async def wait_for(self, block: int) -> None:
+        """Return when the block is written, or the part has failed."""
+        while not self.has(block) and not self.has_failed:
+            await self._changed.wait()
+
+    async def unwritten(self) -> None:
+        """Return when no thread of the reading process writes here."""
+        while self._writers:
+            await self._changed.wait()
+
+    def advance(self, blocks: int = 0, has_failed: bool = False) -> None:
+        """Note how many blocks are written, of which there are never fewer, or that not all will be."""
+        self._written, self.has_failed = max(self._written, blocks), self.has_failed or has_failed
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+class Parts:
+    """Consecutive blocks of a large file that come by one request, straight into the store's plain file; one trio run.
+
+    The reading process writes the bytes and returns their records, which are one transaction: this process sees no
+    bytes. A block can be read once it is written. A lock keeps a part on the disk while anything is written there, even
+    by a read that was given up, and for a while until its last block is read, whether its records are evicted or not;
+    then what has no record is freed. Other processes wait for a block as for any fetch (`fetch_lock.py`).
+
+    `room_blocks` may be on their way ahead of all readers together, and as many are remembered behind. Each block must
+    come within one time limit after the block before it. If a source is slow, its readers get no longer parts.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        supply: Supply,
+        content: LmdbContent,
+        fetch_lock: FetchLock,
+        read: Callable[..., Awaitable[bytes]],
+        room_blocks: int,
+    ) -> None:
+        """`read` is `ReadProcess`'s. `fetch_lock` must not be the fetcher's, or it would not exclude that."""
+        self._nursery, self._content, self._fetch_lock, self._read = nursery, content, fetch_lock, read
+        self._client, self._fetcher, self._counters = supply.client, supply.fetcher, supply.counters
+        self._room_blocks = room_blocks
+        self._landing = WorkerThreads(1)
+        self._parts: dict[ContentKey, FilePart] = {}
+        # Those that have come, and are remembered.
+        self._behind: dict[FilePart, None] = {}
+        self.in_flight = 0
+        """The blocks of parts that are being written."""
+        self.is_slow = False
+        """Whether the latest part took long, or has failed."""
+
+    def of(self, key: ContentKey) -> FilePart | None:
+        return self._parts.get(key)
+
+    @property
+    def room(self) -> int:
+        """How many blocks may begin to come ahead of readers."""
+        return self._room_blocks - self.in_flight
+
+    @property
+    def most_ahead(self) -> int:
+        """How many blocks may come ahead of one reader: so many can land, and the first of them is still there."""
+        try:
+            return min(self._room_blocks, landing_room(self._content.usage().capacity_bytes) // BLOCK_BYTES)
+        except StoreError:
+            return 0
+
+    def take(self, node: Node) -> bool:
+        """Whether this version may come in parts: it has settled, and the store takes what comes."""
+        return self._fetcher.store_takes and node.settles_at <= steady_clock.now()
+
+    def begin(self, node: Node, blocks: range, is_ahead: bool) -> int:
+        """Have blocks come, up to the first that is here, or coming; returns how many come now. Raises StoreCorrupt."""
+        keys: list[ContentKey] = []
+        for key in (ContentKey(node.inode, block) for block in blocks):
+            is_here = key in self._parts or self._fetcher.stored(key) or self._client.timeouts.has(key)
+            if is_here or not self._fetch_lock.try_hold(key):
+                break
+            # Another process may have stored it and let go since this transaction began.
+            self._content.end_read()
+            if self._fetcher.stored(key):
+                self._fetch_lock.let_go(key)
+                break
+            keys.append(key)
+        if not keys:
+            return 0
+        try:
+            fd = self._content.hold_blocks(node.inode, keys[0].block, len(keys))
+        except StoreError as exc:
+            log.debug("no part of inode %d: %s", node.inode, exc)
+            self._let_go(keys)
+            return 0
+        part = FilePart(node, keys, fd, is_ahead, self._client)
+        self._parts.update(dict.fromkeys(keys, part))
+        self.in_flight += len(keys)
+        self._nursery.start_soon(self._bring, node, part)
+        return len(keys)
+
+    async def _bring(self, node: Node, part: FilePart) -> None:
+        began_s = trio.current_time()
+        where = await self._fetch(node, part)
+        self._let_go(part.keys)
+        part.advance(has_failed=not part.has(part.keys[-1].block))
+        part.settle(where)
+        self.is_slow = part.has_failed or trio.current_time() - began_s > _LONG_S
+        if part.has_failed:
+            self._forget(part)
+        await part.unwritten()
+        self.in_flight -= len(part.keys)
+        if not part.has_failed:
+            self._behind[part] = None
+            while sum(len(behind.keys) for behind in self._behind) > self._room_blocks:
+                oldest = next(iter(self._behind))
+                del self._behind[oldest]
+                oldest.passed.set()
+            with trio.move_on_after(REST_S):
+                await part.passed.wait()
+            self._behind.pop(part, None)
+            self._forget(part)
+        part.close()
+        if where != FETCHED:
+            await self._landing.run(self._content.free_unrecorded, part.keys)
+
+    async def _fetch(self, node: Node, part: FilePart) -> int:
+        """Have a part read and landed; where its blocks lie then, as `core.events` has it."""
+        try:
+            read = partial(self._read, node.path, part.offset, part.length, node.version, to=part)
+            reply = await self._client.ask(read, partial(setattr, part, "limit"))
+            (own_bytes,) = _OWN_BYTES.unpack_from(reply)
+            self._counters.add("origin_reads", bool(own_bytes))
+            self._counters.add("origin_bytes", own_bytes)
+            part.advance(len(part.keys))
+            heads = reply[_OWN_BYTES.size :]
+            if taken := await self._landing.run(self._content.land_part, part.keys, part.length, heads):
+                self._fetcher.store_works()
+            return FETCHED if taken else REFUSED
+        except (SourceError, MemoryError) as exc:
+            # Who waits for a block asks for it alone, and gets the error that is its own.
+            log.debug("part at %d of inode %d: %s", part.offset, node.inode, exc)
+        except StoreError as exc:
+            # Other errors of a write, too, are found out again by who asks for a block alone.
+            if part.has(part.keys[-1].block) or isinstance(exc, StoreFull):
+                self._fetcher.store_failed(exc)
+        return UNSTORED
+
+    def _forget(self, part: FilePart) -> None:
+        for key in part.keys:
+            del self._parts[key]
+
+    def _let_go(self, keys: list[ContentKey]) -> None:
+        for key in keys:
+            self._fetch_lock.let_go(key)
+
 
 T = TypeVar("T")
 
@@ -70,10 +286,7 @@ _WINDOW_BYTES, _WINDOWS = 64 << 10, 128
 
 
 class Touches:
-    """What the readers of large files have done lately; make it before the processes of a mount are forked.
-
-    Of two notes in one slot the earlier is lost: of a block some more is then read without being kept.
-    """
+    """What readers of large files have done; make it before the fork. Of two notes in a slot the earlier is lost."""
 
     def __init__(self) -> None:
         self._blocks = SharedSlots(_TOUCHED, "Q")
@@ -123,19 +336,11 @@ class ReadAhead:
     """Fetches the next blocks for a reader in order; several readers in one file share one window."""
 
     def __init__(
-        self,
-        nursery: trio.Nursery,
-        fetcher: Fetcher,
-        counters: Counters,
-        depth_blocks: int,
-        parts: Parts | None = None,
+        self, nursery: trio.Nursery, fetcher: Fetcher, counters: Counters, depth_blocks: int, parts: Parts | None = None
     ) -> None:
         """A window has `depth_blocks` at first, and grows where `parts` bring it."""
-        self.parts = parts
-        self._nursery = nursery
-        self._fetcher = fetcher
-        self._counters = counters
-        self._depth_blocks = depth_blocks
+        self.parts, self._nursery, self._fetcher = parts, nursery, fetcher
+        self._counters, self._depth_blocks = counters, depth_blocks
         # by inode
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._started = 0
@@ -145,8 +350,7 @@ class ReadAhead:
         return self._started > 0 or (self.parts is not None and self.parts.in_flight > 0)
 
     def _window(self, node: Node) -> _Window:
-        window = self._windows.get(node.inode)
-        if window is None:
+        if (window := self._windows.get(node.inode)) is None:
             window = self._windows[node.inode] = _Window(self._depth_blocks)
             if len(self._windows) > _FILES:
                 self._windows.popitem(last=False)
@@ -154,18 +358,12 @@ class ReadAhead:
         return window
 
     def has_reached(self, node: Node, block: int) -> bool:
-        """Whether `block` was fetched ahead of a reader that is about to come to it.
-
-        READs of a reader in order may reach several workers in another order, and then do not follow on each other.
-        """
+        """Whether `block` was fetched ahead of a reader in order, whose READs may reach workers in another order."""
         window = self._windows.get(node.inode)
         return window is not None and window.read < block <= window.asked
 
     def wanted(self, node: Node, blocks: range, in_a_row: int) -> range:
-        """Note that a READ in order needs `blocks` now; those that should be fetched ahead of their turn.
-
-        `in_a_row`: how many bytes were read in a row, this READ's included.
-        """
+        """Note a READ in order, `in_a_row` bytes to its end; the blocks to fetch ahead of their turn."""
         first, last = blocks[0], blocks[-1]
         window = self._window(node)
         if not window.read <= first <= window.asked + 1:
@@ -232,30 +430,15 @@ class LargeFiles(Part):
     """The large files as one worker serves them."""
 
     def __init__(
-        self,
-        supply: Supply,
-        on_demand: OnDemand,
-        read_ahead: ReadAhead,
-        touches: Touches,
-        redirects: Redirects,
-        events: EventSink,
-        asked_by_peers: Container[int] = (),
-        clock: Callable[[], float] = steady_clock.now,
+        self, shared: Shared, on_demand: OnDemand, read_ahead: ReadAhead, touches: Touches, asked: Container[int]
     ) -> None:
-        """`asked_by_peers`: which stripes other nodes have asked for (`sources/peers.py`)."""
-        super().__init__(supply, clock)
-        self._on_demand = on_demand
-        self._read_ahead = read_ahead
-        self._asked_by_peers = asked_by_peers
-        self._touches = touches
-        self._redirects = redirects
-        self._events = events
-        self._read_log = supply.read_log
+        """`asked`: which stripes other nodes have asked for (`sources/peers.py`)."""
+        super().__init__(shared)
+        self._on_demand, self._read_ahead, self._touches = on_demand, read_ahead, touches
+        self._asked_by_peers = asked
         self._windows: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         # For files that the kernel reads by itself: when accesses were last recorded for them, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
-
-    # -- opening
 
     async def open(self, node: Node, caller: Caller, once_more: bool) -> None:
         """Account for an open; raises Stale for a version whose name is known to mean another one by now.
@@ -275,8 +458,6 @@ class LargeFiles(Part):
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, node.inode) or node.inode
             self._events.record_access(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
-
-    # -- reading
 
     async def read(self, node: Node, offset: int, size: int) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
@@ -309,8 +490,7 @@ class LargeFiles(Part):
             if block in new:
                 piece = await self._read_piece(node, first + start, size, range(block, block + 1))
             else:
-                piece = await self._part_piece(node, block, start, size, patience)
-                if piece is None:
+                if (piece := await self._part_piece(node, block, start, size, patience)) is None:
                     piece = await self._block(node, block, start, size, patience)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
@@ -349,8 +529,7 @@ class LargeFiles(Part):
         """A page, read with others around it: while READs say what a sample has, the kernel adds none to them."""
         window = (node.inode, offset // _WINDOW_BYTES)
         begin = window[1] * _WINDOW_BYTES
-        payload = self._windows.pop(window, None)
-        if payload is None:
+        if (payload := self._windows.pop(window, None)) is None:
             length = min(_WINDOW_BYTES, node.stat.size - begin)
             payload = await self._on_demand.read_uncached(node, begin, length)
         self._windows[window] = payload
@@ -393,11 +572,9 @@ class LargeFiles(Part):
 
     async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> memoryview:
         key = ContentKey(node.inode, block)
-        piece = self._fetcher.local(key, offset, size)
-        if piece is not None:
+        if (piece := self._fetcher.local(key, offset, size)) is not None:
             self._counters.add("block_hits")
-            coming = self._fetcher.on_its_way(key)
-            if coming is None:
+            if (coming := self._fetcher.on_its_way(key)) is None:
                 self._note_block(node, block, HIT)
             else:
                 # Read-ahead fetched it. The manager cannot keep a block if the event precedes its record in the store.
@@ -417,8 +594,6 @@ class LargeFiles(Part):
             size = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
             self._events.record_access(node.inode, size, where, 0, block)
 
-    # -- what the kernel reads by itself
-
     def plain_file(self, inode: int) -> int | None:
         """A descriptor of a plain file with the bytes of this large one, if there is one; see `Content.plain_file`."""
         return self._ask_store(inode, self._content.plain_file)
@@ -429,8 +604,7 @@ class LargeFiles(Part):
 
     def _ask_store(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
         """The store's answer about a file of this inode and its size; None if the store or the catalogue has none."""
-        node = self._catalogue.known(inode)
-        if node is None:
+        if (node := self._catalogue.known(inode)) is None:
             return None
         try:
             return ask(inode, node.stat.size)

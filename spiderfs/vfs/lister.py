@@ -7,28 +7,32 @@ and no listing is trusted for 0 seconds: then the names alone are read again, an
 An undated directory (`Source.undated_directories`) has no mtime that could say that its names are still the same. So
 its attributes are never asked for, and its listing is made again whenever it is older than the caller allows.
 
-Trainers name their samples by paths, which may have symbolic links at any place. They are followed as the kernel
-follows them for a reader of the mount. Where a link leads out of the mount, the mount has no file for it.
+Trainers name samples by paths, whose symbolic links are followed as the kernel does; one that leads out of the mount
+has no file.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from operator import attrgetter
+from typing import TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stale
+from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, SpiderfsError, Stale
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, SourceStat
-from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node
+from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
 from spiderfs.vfs.rules import is_provisional, left_s
+
+log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -53,12 +57,8 @@ class Lister:
         since_s: float = 0.0,
         mountpoint: bytes = b"/",
     ) -> None:
-        """`since_s`: no listing is trusted that was made before.
-
-        `mountpoint` is the absolute path at which readers see the root: a link may lead there.
-        """
-        self._catalogue = catalogue
-        self._client = client
+        """No listing from before `since_s` is trusted. `mountpoint` is absolute: links may lead there."""
+        self._catalogue, self._client = catalogue, client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
         self.undated = client.source.undated_directories
@@ -70,13 +70,11 @@ class Lister:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being asked of the source."""
         return self._flights.busy
 
     async def root(self, timeout_s: float | None = None) -> Node:
         """The root of the source, which is recorded when it is met first; `timeout_s` as in `SourceClient.call`."""
-        known = self._catalogue.known(ROOT_INODE)
-        if known is None or self._catalogue.known(VIEWS_INODE) is None:
+        if (known := self._catalogue.known(ROOT_INODE)) is None or self._catalogue.known(VIEWS_INODE) is None:
             found = await self._client.stat(b"", timeout_s) if known is None else known.stat
             await trio.to_thread.run_sync(self._catalogue.record_root, found)
         return self._catalogue.node(ROOT_INODE)
@@ -158,10 +156,7 @@ class Lister:
         return texts
 
     def _led_to(self, directory: bytes, target: bytes) -> bytes | None:
-        """The path below the mount of a link's target, seen from the directory of the link, which has no links above.
-
-        None if it lies outside of the mount, where no links are looked for.
-        """
+        """A link's target below the mount, seen from its directory, which has no links above; None if outside."""
         root = self._mountpoint
         at = [] if target.startswith(b"/") else [*root, *directory.split(b"/")] if directory else [*root]
         left = deque(target.split(b"/"))
@@ -176,10 +171,7 @@ class Lister:
     async def directories(
         self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = lambda path, exc: None
     ) -> dict[bytes, Node]:
-        """The directories that paths lead to whose names can all be known, as of at most `ttl_s` ago; many at a time.
-
-        `not_read` is called for those that there may be, and that could not be read.
-        """
+        """The directories of paths whose names are known, as of `ttl_s` ago; `not_read` gets those that may be."""
 
         async def one(path: bytes) -> Node:
             node = await self.directory(path)
@@ -209,10 +201,7 @@ class Lister:
         return found
 
     async def refresh(self, node: Node) -> Node:
-        """The directory with its present attributes; with those that are known while the source cannot be asked.
-
-        Raises Stale if it is a directory no more, SourceDenied where the source refuses to say.
-        """
+        """The directory with present attributes, if the source answers; raises Stale if it is none, SourceDenied."""
         if self.undated or not self._client.reachable:
             return node
         try:
@@ -234,12 +223,8 @@ class Lister:
         return (name.stat, left) if left > 0 else None
 
     def is_fresh(self, node: Node, ttl_s: float) -> bool:
-        """Whether all names of a directory are known, as of at most `ttl_s` ago.
-
-        They are if it was scanned since, or if its own name was looked up since and it had the mtime of its last scan.
-        """
-        listing = self._catalogue.listing(node.inode)
-        if listing is None:
+        """Whether all names are known as of `ttl_s` ago: by a scan, or a look-up with the mtime of the last scan."""
+        if (listing := self._catalogue.listing(node.inode)) is None:
             return False
         if listing.scanned_at < self._since_s:
             return False
@@ -339,3 +324,174 @@ class Lister:
                             not_read(node.path, SourceUnavailable("the source does not give its attributes"))
                     yield [node for node in nodes if node.is_regular]
                     await trio.lowlevel.checkpoint()
+
+
+Ts = TypeVarTuple("Ts")
+
+# A directory of tens of thousands of names is not listed sooner; its readers ask for single names meanwhile.
+MOMENT_S = 1.0
+
+# How many directories are listed ahead of the one that a reader has asked for: at most, and for the slowest reader.
+AHEAD, LEAST_AHEAD = 64, 4
+# The share of the latest interval in the mean of the intervals between a reader's questions.
+_LATEST = 0.3
+# A reader that leaves out some names, or sorts them in the order of its language, goes on within so many.
+_NEAR = 4
+# Directories within which readers walk, and how many entries of one are looked at: of a directory with more, only the
+# first are listed ahead.
+_WALKS = 8
+_ENTRIES = 20_000
+# The first directory within another is looked for among so many entries, and within that so many times.
+_FIRST_ENTRIES, _DEPTH = 8, 4
+# A source that answers in less time need not be asked ahead; and a listing must be trusted for so many times as long
+# as an answer takes.
+_SLOW_S, _LASTING = 0.005, 8
+
+
+class _Walk:
+    """The directories within a directory, in both orders, as its listing of `listed_at` has them."""
+
+    def __init__(self, listed_at: float, directories: list[Node]) -> None:
+        self.listed_at = listed_at
+        self._interval_s: float | None = None
+        self._asked_at_s: float | None = None
+        self._orders = [_Order(directories), _Order(sorted(directories, key=attrgetter("path")))]
+
+    def following(self, inode: int, ttl_s: float) -> list[Node]:
+        """The directories to list now that a reader has come to this one, each once."""
+        ahead = self._ahead(inode, ttl_s)
+        found = [node for order in self._orders for node in order.following(inode, ahead)]
+        return list({node.inode: node for node in found if node.inode != inode}.values())
+
+    def _ahead(self, inode: int, ttl_s: float) -> int:
+        """How many directories a reader of this pace comes to while a listing is trusted, with room to spare."""
+        now = trio.current_time()
+        asked_at_s, self._asked_at_s = self._asked_at_s, now
+        if asked_at_s is None or any(order.place_of.get(inode) == 0 for order in self._orders):
+            self._interval_s = None
+        else:
+            passed_s = min(now - asked_at_s, 2 * ttl_s)
+            mean_s = passed_s if self._interval_s is None else self._interval_s
+            self._interval_s = mean_s + _LATEST * (passed_s - mean_s)
+        if self._interval_s is None or ttl_s / 2 >= AHEAD * self._interval_s:
+            return AHEAD
+        return max(LEAST_AHEAD, int(ttl_s / 2 / self._interval_s))
+
+
+class _Order:
+    """One order of the directories, and how far a reader has come in it."""
+
+    def __init__(self, directories: list[Node]) -> None:
+        self._directories = directories
+        self.place_of = {node.inode: place for place, node in enumerate(directories)}
+        self._last = self._end = 0
+
+    def following(self, inode: int, ahead: int) -> list[Node]:
+        if (place := self.place_of.get(inode)) is None:
+            return []
+        last, self._last = self._last, place
+        if place == 0:
+            # A walk begins, perhaps not the first one: what an earlier one found may be too old.
+            self._end = 0
+        if not (place <= self._end or last < place <= last + _NEAR):
+            return []
+        if self._end > place + 1 + 2 * ahead:
+            # The reader has become slower: what was listed will be too old when it gets there.
+            self._end = place + 1
+        start, self._end = max(self._end, place + 1), max(self._end, place + 1 + ahead)
+        return self._directories[start : self._end]
+
+
+class WalkAhead:
+    """Lists the next directories for a reader that walks a tree, before it asks for them.
+
+    Programs walk in the order of readdir (os.walk) or by name (ImageFolder, `ls -R`). When a reader lists the first
+    directory of its parent in one of these orders, or the next one after its last, a few dozen that follow are listed
+    ahead, and one more for each that it comes to; fewer for a slow reader, whose listings would expire. Nothing is
+    listed ahead where the source answers at once, or a listing is trusted hardly longer than the source takes.
+    """
+
+    def __init__(self, nursery: trio.Nursery, client: SourceClient, catalogue: Catalogue, lister: Lister) -> None:
+        self._nursery, self._client, self._catalogue = nursery, client, catalogue
+        self._lister = lister
+        self._slots = trio.CapacityLimiter(lister.at_once)
+        self._walks: OrderedDict[int, _Walk] = OrderedDict()
+        self._under_way = 0
+        # The directories that are being listed for readers of names: until when these wait, and the end of the listing.
+        self._named: dict[int, tuple[float, trio.Event]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return self._under_way > 0
+
+    def asked(self, directory: Node, ttl_s: float) -> None:
+        """A reader lists this directory: list ahead those that are likely next, unless younger than `ttl_s`."""
+        latency_s = self._client.stat_latency_s
+        if not directory.path or latency_s is None or latency_s < _SLOW_S or ttl_s < _LASTING * latency_s:
+            return
+        parent, _ = self._catalogue.parent_of(directory.path)
+        if (listing := self._catalogue.listing(parent)) is None:
+            return
+        if (walk := self._walks.get(parent)) is None or walk.listed_at != listing.scanned_at:
+            self._start(self._begin, parent, listing.scanned_at, directory.inode, ttl_s)
+        else:
+            self._walks.move_to_end(parent)
+            self._go_on(walk, directory.inode, ttl_s)
+
+    async def listed(self, directory: Node, ttl_s: float) -> bool:
+        """List a directory for a reader of one name, who waits a moment; whether a listing as of `ttl_s` is there."""
+        if directory.inode not in self._named:
+            self._named[directory.inode] = trio.current_time() + MOMENT_S, trio.Event()
+            self._start(self._list_named, directory, ttl_s)
+        until, ended = self._named[directory.inode]
+        with trio.move_on_at(until):
+            await ended.wait()
+        return self._lister.is_fresh(directory, ttl_s)
+
+    async def _list_named(self, directory: Node, ttl_s: float) -> None:
+        try:
+            await self._lister.complete(directory, ttl_s)
+        finally:
+            self._named.pop(directory.inode)[1].set()
+
+    def _start(self, work: Callable[[*Ts], Awaitable[None]], *args: *Ts) -> None:
+        async def run() -> None:
+            try:
+                await work(*args)
+            except SpiderfsError as exc:
+                # The reader that lists the directory asks again, and gets the error then.
+                log.debug("listing ahead: %s", exc)
+            finally:
+                self._under_way -= 1
+
+        self._under_way += 1
+        self._nursery.start_soon(run)
+
+    async def _begin(self, parent: int, listed_at: float, asked: int, ttl_s: float) -> None:
+        directories = await trio.to_thread.run_sync(self._directories_in, parent, _ENTRIES)
+        walk = self._walks[parent] = _Walk(listed_at, directories)
+        if len(self._walks) > _WALKS:
+            self._walks.popitem(last=False)
+        self._go_on(walk, asked, ttl_s)
+
+    def _go_on(self, walk: _Walk, asked: int, ttl_s: float) -> None:
+        for node in walk.following(asked, ttl_s):
+            self._start(self._list, node, ttl_s)
+
+    def _directories_in(self, parent: int, most: int) -> list[Node]:
+        """The directories among the first entries of a directory, in the order of readdir."""
+        path = self._catalogue.node(parent).path
+        found = self._catalogue.entries(parent, 0, most)
+        nodes = [Node(entry.inode, join(path, entry.name), entry.stat) for entry in found]
+        return [node for node in nodes if node.is_directory]
+
+    async def _list(self, node: Node, ttl_s: float) -> None:
+        """List a directory, and the first one within, which a reader that goes down asks for next."""
+        for _ in range(_DEPTH):
+            if self._lister.is_fresh(node, ttl_s):
+                return
+            async with self._slots:
+                await self._lister.complete(node, ttl_s, ahead=True)
+            if not (within := self._directories_in(node.inode, _FIRST_ENTRIES)):
+                return
+            node = within[0]

@@ -1,7 +1,7 @@
 """Fetches that a reader waits for: their time is counted, and a version that the source no longer has is reported.
 
 A look-up of a file whose view was never made waits for a fetch too: the view says how long the file is
-(`shown_views.py`).
+(`ShownViews`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
-from spiderfs.errors import (
-    SourceChanged,
-    SourceError,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceUnavailable,
-    Stale,
-    StoreError,
-)
+from spiderfs import errors
 from spiderfs.metrics import Counters
 from spiderfs.protocol.extents import file_of
 from spiderfs.shared.read_log import ReadLog
@@ -32,10 +25,13 @@ from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import Content, Records
+from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
-from spiderfs.vfs.fetcher import Fetched, Fetcher
+from spiderfs.vfs.fetcher import Fetched, Fetcher, ShownViews
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +41,7 @@ _LOOKED_INTO = 32
 
 @dataclass(frozen=True)
 class Supply:
-    """One process's; each part has been given those that it needs of the others."""
+    """What a process brings files by; each part has been given those that it needs of the others."""
 
     content: Content
     records: Records
@@ -60,37 +56,38 @@ class Supply:
     read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
 
 
-class Part:
-    """A part of the file system: what it takes of the process's supply."""
+class Shared(NamedTuple):
+    """What a worker's parts are made with; `settings` gives the present ones, `scattered`: others know other names."""
 
-    def __init__(self, supply: Supply, clock: Callable[[], float]) -> None:
-        self._content = supply.content
-        self._client = supply.client
-        self._catalogue = supply.catalogue
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
-        self._counters = supply.counters
-        self._views = supply.views
-        self._now = clock
+    supply: Supply
+    redirects: Redirects
+    events: EventSink
+    unstored: UnstoredBytes
+    settings: Callable[[], Settings]
+    scattered: Callable[[], bool]
+    clock: Callable[[], float]
+
+
+class Part:
+    """A part of the file system."""
+
+    def __init__(self, shared: Shared) -> None:
+        supply, self._redirects, self._events, self._unstored, self._settings, self._scattered, self._now = shared
+        self._content, self._client, self._catalogue = supply.content, supply.client, supply.catalogue
+        self._lister, self._fetcher, self._counters = supply.lister, supply.fetcher, supply.counters
+        self._views, self._read_log = supply.views, supply.read_log
 
 
 class OnDemand(Part):
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
-    def __init__(self, supply: Supply, scattered: Callable[[], bool], clock: Callable[[], float]) -> None:
-        """`scattered`: see `Filesystem`."""
-        super().__init__(supply, clock)
-        self._scattered = scattered
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 
-    # -- sizes of views
-
     async def sized(self, node: Node) -> Node:
-        """The file with the size of what is shown of it, for which a view may have to be made.
-
-        The reader waits here and not in the open that follows, so that open counts as one that has waited.
-        """
+        """The file with the size of what is shown: a view may be made, for which the reader waits here, and once."""
         if self._views is None or not self.is_unsized(node):
             return node
         fetched = self.looked_into[node.inode] = await self.fetch(node)
@@ -118,8 +115,6 @@ class OnDemand(Part):
             return False
         return self._views.is_unknown(file.stat, file.settles_at, self._now())
 
-    # -- contents
-
     async def fetch(
         self,
         node: Node,
@@ -133,7 +128,7 @@ class OnDemand(Part):
         started = time.perf_counter()
         try:
             fetched = await self._fetcher.fetch_bytes(node, block, delivery, patience, read)
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         if is_read:
             self._count_stall(started)
@@ -144,7 +139,7 @@ class OnDemand(Part):
         started = time.perf_counter()
         try:
             piece = await self._fetcher.read_piece(node, offset, size)
-        except (SourceNotFound, SourceChanged) as exc:
+        except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         self._count_stall(started)
         return piece
@@ -159,29 +154,26 @@ class OnDemand(Part):
         name up again and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name trusted.
         """
         if not self._catalogue.still_names(node) and not (self._scattered() and await self._is_at_source(node)):
-            raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
+            raise errors.Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     async def _is_at_source(self, node: Node) -> bool:
         """Whether the source has this version, for a name that another worker may know; so it is while it is away."""
         try:
             return (await self._client.stat(node.path)).version == node.version
-        except SourceUnavailable:
+        except errors.SourceUnavailable:
             return True
-        except SourceError:
+        except errors.SourceError:
             return False
 
-    async def stale(self, node: Node, exc: SourceError) -> Stale:
-        """The error for a version that the source no longer has; the next look-up of its name asks the source.
-
-        Unless it is known already that the name means another version: those who have opened that are not concerned.
-        """
+    async def stale(self, node: Node, exc: errors.SourceError) -> errors.Stale:
+        """The error for a version that is gone; its name is looked up next, unless it means another one already."""
         self._counters.add("stale_handles")
         # No name leads to an extent but that of its file.
-        path, whole = file_of(node.path), isinstance(exc, SourceNotADirectory)
+        path, whole = file_of(node.path), isinstance(exc, errors.SourceNotADirectory)
         try:
             known = self._catalogue.find(*self._catalogue.parent_of(path))
             if whole or path != node.path or known is None or known.stat.version == node.version:
                 await trio.to_thread.run_sync(self._catalogue.expire, path, whole)
-        except StoreError as exc:
+        except errors.StoreError as exc:
             log.warning("%s: an old name may be shown until it expires", exc)
-        return Stale(f"{os.fsdecode(path)} has changed at the source")
+        return errors.Stale(f"{os.fsdecode(path)} has changed at the source")

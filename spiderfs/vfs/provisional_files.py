@@ -1,4 +1,4 @@
-"""Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
+"""Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/rules.py`).
 
 The kernel gets such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. What one open reads of the version no one else
@@ -16,17 +16,13 @@ from collections.abc import Awaitable, Callable
 
 from spiderfs.core.events import UNSTORED
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
-from spiderfs.linux import steady_clock
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
-from spiderfs.vfs.on_demand import OnDemand, Part, Supply
-from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import Settings, is_provisional
-from spiderfs.vfs.settling import WINDOW_S
+from spiderfs.vfs.on_demand import OnDemand, Part, Shared
+from spiderfs.vfs.rules import WINDOW_S, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
-from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 log = logging.getLogger(__name__)
 
@@ -35,26 +31,11 @@ _CHANGES = 8
 
 
 class ProvisionalFiles(Part):
-    """The provisional versions as one worker serves them; `settings` answers with those that hold now."""
+    """The provisional versions as one worker serves them."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        on_demand: OnDemand,
-        small_files: SmallFiles,
-        large_files: LargeFiles,
-        redirects: Redirects,
-        unstored: UnstoredBytes,
-        settings: Callable[[], Settings],
-        clock: Callable[[], float] = steady_clock.now,
-    ) -> None:
-        super().__init__(supply, clock)
-        self._on_demand = on_demand
-        self._small_files = small_files
-        self._large_files = large_files
-        self._redirects = redirects
-        self._unstored = unstored
-        self._settings = settings
+    def __init__(self, shared: Shared, on_demand: OnDemand, small_files: SmallFiles, large_files: LargeFiles) -> None:
+        super().__init__(shared)
+        self._on_demand, self._small_files, self._large_files = on_demand, small_files, large_files
         self._said = False
 
     def note_open(self) -> None:

@@ -1,15 +1,13 @@
 """Chooses for one thread between the file that it asks for and a substitute; workers and clients both choose so.
 
 The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
-is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so a new worker
-knows all redirects at once, and no worker has to ask the manager. A process that finds such a row still has to choose:
-it finds out whether the thread belongs to a trainer, and whether the file itself is at hand. `substitutes.py` asks this
-module at the look-ups and opens of a worker.
+is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so no worker has
+to ask the manager. A process that finds such a row still finds out whether the thread belongs to a trainer, and whether
+the file itself is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
 
-A thread of an attached trainer, or of a process below one, may be given a substitute. The substitute is another sample,
-with the same label, of a list that this trainer has declared (the manager writes no other rows). Every other thread,
-and one that cannot be identified, gets the file that it asks for. With `substitute=all`, such a thread may be given the
-substitutes of all attached trainers.
+A thread of an attached trainer, or of a process below one, may be given a substitute: a sample with the same label, of
+a list that this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks
+for, or with `substitute=all` perhaps a substitute of any attached trainer.
 
 A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
 thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
@@ -54,13 +52,8 @@ def redirect_row(job_dataset_number: int, wanted: int, substitute: int | None) -
     return TABLE, _KEY.pack(wanted, job_dataset_number), None if substitute is None else _INODE.pack(substitute)
 
 
-def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
-    """All redirects: the wanted inode, the job dataset's number, the substitute."""
-    return list(each_redirect(records))
-
-
 def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
-    """All redirects of a table of any length: it is read in pieces, and each piece shows the table as it is then."""
+    """All redirects, read in pieces: the wanted inode, the job dataset's number, the substitute."""
     start = b""
     while rows := records.scan(TABLE, start, _ROWS_AT_A_TIME):
         yield from ((*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows)
@@ -121,9 +114,7 @@ class Redirects:
         pushed: Container[int] = (),
     ) -> None:
         """`pushed`: the inodes that the kernel has for their readers, whether the store has them or not."""
-        self._records = records
-        self._reads = reads
-        self._clock = clock
+        self._records, self._reads, self._clock = records, reads, clock
         self._pushed = pushed
         self._trainers: list[Attached] = []
         self._identities: dict[int, Identity] = {}
@@ -160,8 +151,7 @@ class Redirects:
 
     def credentials_of(self, thread: int, uid: int, gid: int) -> Credentials | None:
         """The rights of a thread that the kernel says has this user and group; None where they cannot be found out."""
-        status = self._identity(thread).status
-        if status is not None and (status.uid, status.gid) != (uid, gid):
+        if (status := self._identity(thread).status) is not None and (status.uid, status.gid) != (uid, gid):
             # The thread has become another user since.
             del self._identities[thread]
             status = self._identity(thread).status
@@ -171,8 +161,7 @@ class Redirects:
 
     def _identity(self, thread: int) -> Identity:
         now = self._clock()
-        identity = self._identities.get(thread)
-        if identity is None or identity.until < now:
+        if (identity := self._identities.get(thread)) is None or identity.until < now:
             if len(self._identities) > _REMEMBERED:
                 self._identities.clear()
             identity = self._identities[thread] = self._identify(thread, now + IDENTITY_S)
@@ -197,8 +186,7 @@ class Redirects:
         pids = {trainer.pid: trainer for trainer in self._trainers}
         below = status.process
         for _ in range(_DEPTH):
-            trainer = pids.get(status.process)
-            if trainer is not None:
+            if (trainer := pids.get(status.process)) is not None:
                 return trainer if started_at(trainer.pid) == trainer.started and _is_above(status, below) else None
             if not status.parent or (status.parent == 1 and 1 not in pids):
                 return None
@@ -206,10 +194,7 @@ class Redirects:
         return None
 
     def reader_of(self, thread: int, inode: int) -> tuple[int, int, Attached | None]:
-        """The reader that opens a file: its trainer's number (0: no trainer), and the inode that it had asked for.
-
-        The third value is the trainer itself, if the kernel still trusted the name and did not ask; else None.
-        """
+        """An open's trainer number (0: none) and wanted inode; and the trainer, if the kernel did not look up."""
         if self.attended and (trainer := self.trainer_of(thread)) is not None:
             asked = self.wanted(thread, inode)
             return trainer.number, asked or inode, trainer if asked is None else None
@@ -226,8 +211,7 @@ class Redirects:
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
         """The inode that this trainer is to be given for `wanted`; `wanted` itself if that is `at_hand` anyway."""
         now = self._clock()
-        lease = self._leases.get((trainer.number, wanted))
-        if lease is not None and lease[1] >= now:
+        if (lease := self._leases.get((trainer.number, wanted))) is not None and lease[1] >= now:
             return lease[0]
         given = wanted
         # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.
@@ -256,10 +240,7 @@ class Redirects:
         return None if note is None or note[2] < self._clock() - NOTED_S else (note[0], note[1])
 
     def wanted(self, thread: int, given: int) -> int | None:
-        """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name.
-
-        The note of the thread is gone afterwards in any case.
-        """
+        """What the thread, which opens `given`, had asked for; None if the kernel knew the name. The note is gone."""
         last = self.last_lookup(thread)
         self._reads.discard(thread)
         return last[0] if last is not None and last[1] == given else None

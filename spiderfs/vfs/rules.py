@@ -3,6 +3,16 @@
 A reader is answered by a worker, through the kernel, or by the client in its own process (`spiderfs.client`). Both must
 give the same answer from the same records, so both ask here. A worker that finds no answer in the records goes on to
 the source; a client goes on to the mount.
+
+**Settling.** The mtime of a file says that a change has begun, not that it is over, and a clock of whole seconds gives
+two changes one mtime. So until a version has settled it is **provisional**: bytes that are read of it serve one open,
+and are stored nowhere. It has settled when its mtime is older than a time window by the source's clock, or was first
+seen longer ago than a window by ours; the second rule bounds the wait if the source's clock is ahead. If that clock is
+behind, young versions look old: when a file changes between two looks and the new mtime lies before the first one,
+`behind_s` says by how much. Listings of directories settle alike.
+
+Three kinds of change escape this: a write through mmap, whose mtime comes with the page (`dirty_expire_centisecs`); a
+write(2) that takes longer than the window; and an old mtime that someone sets again. Times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -13,6 +23,49 @@ from typing import NamedTuple, Protocol
 
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
+
+# Some file systems count time in whole seconds (ext3, some servers), or in steps of two seconds (FAT).
+WINDOW_S = 2.0
+# One write(2) writes up to 2 GiB (write(2)), and the kernel makes it wait while the disk is slow.
+_WRITTEN_BYTES_PER_S = 50e6
+_LONGEST_WRITE_BYTES = 2 << 30
+# We take it that no clock is further behind; a still older mtime was set by a program (`cp -p`, `rsync -t`).
+MOST_BEHIND_S = 86400.0
+
+
+def window_s(size: int) -> float:
+    """How long a change of a file of this size may go on after its mtime was set."""
+    return WINDOW_S + min(size, _LONGEST_WRITE_BYTES) / _WRITTEN_BYTES_PER_S
+
+
+def settles_at(
+    mtime_ns: int, size: int, asked_at: float, answered_at: float, behind_s: float, known: float | None
+) -> float:
+    """The time at which a version has settled, or 0 if it had settled when we asked the source for it.
+
+    `size` is in bytes; `asked_at` and `answered_at` are when we asked and when the source answered. `known` is what
+    this function returned when we saw the same version before.
+    """
+    window = window_s(size)
+    # A time that lies more than a window ahead is not trusted: our clock has been set back since.
+    if known is not None and known <= answered_at + window:
+        return known
+    if mtime_ns / 1e9 <= asked_at - behind_s - window:
+        return 0.0
+    return answered_at + window
+
+
+def may_look_old(mtime_ns: int, size: int, asked_at: float) -> bool:
+    """Whether a version of this age could be a young one from a clock that is behind."""
+    age_s = asked_at - mtime_ns / 1e9
+    return window_s(size) <= age_s <= window_s(size) + MOST_BEHIND_S
+
+
+def behind_s(seen_at: float, mtime_ns: int, answered_at: float) -> float:
+    """An upper bound on how far the source's clock is behind, from a change that was made after `seen_at`."""
+    mtime_s = mtime_ns / 1e9
+    return answered_at - mtime_s if seen_at - mtime_s > WINDOW_S and answered_at - mtime_s <= MOST_BEHIND_S else 0.0
+
 
 # No one trusts anything for longer, the kernel included; `ttl=inf` is a year.
 FOREVER_S = 365 * 86400.0
@@ -128,7 +181,7 @@ def trusted(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Validity:
 
 
 def is_provisional(settles_at: float, now: float) -> bool:
-    """Whether a version's bytes may still change under it, so that nothing of it is kept (`vfs/settling.py`)."""
+    """Whether a version's bytes may still change under it, so that nothing of it is kept (`vfs/rules.py`)."""
     return settles_at > now
 
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 
 from spiderfs.errors import SourceError, Stale
-from spiderfs.linux import steady_clock
 from spiderfs.shared.published import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node
-from spiderfs.vfs.on_demand import Part, Supply
-from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import ANYBODY, Credentials, Settings, directories_to_pass
+from spiderfs.vfs.on_demand import Part, Shared
+from spiderfs.vfs.rules import ANYBODY, Credentials, directories_to_pass
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +26,16 @@ _DIRECTORIES = 65536
 
 
 class Substitutes(Part):
-    """Gives the substitutes of one worker; `settings` answers with those that hold now."""
+    """Gives the substitutes of one worker."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        redirects: Redirects,
-        settings: Callable[[], Settings],
-        clock: Callable[[], float] = steady_clock.now,
-    ) -> None:
-        super().__init__(supply, clock)
-        self._redirects = redirects
-        self._settings = settings
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         # Of directories on the way to substitutes: their attributes, and when these were asked for.
         self._passed: dict[bytes, tuple[SourceStat, float]] = {}
 
     async def given(self, dentry: Dentry, parent: int, caller: Caller) -> Node | None:
         """The substitute that the caller gets for a name in the directory `parent`; None: it gets the file itself."""
-        trainer = self._redirects.trainer_of(caller.pid)
-        if trainer is None:
+        if (trainer := self._redirects.trainer_of(caller.pid)) is None:
             return None
         substitute = self._redirects.substitute(dentry.inode, trainer, self._fetcher, self._settings())
         node = None if substitute is None else await self._openable(substitute, parent, caller)

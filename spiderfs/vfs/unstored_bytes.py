@@ -2,8 +2,7 @@
 
 READ, and the open that follows a look-up, may come to another worker than the one that has read the file; the source
 may have another version by then. So the bytes of each open of a provisional version are kept here, by its handle,
-until it is closed or newer ones take the room. Where there are several workers, what was fetched last of small files
-lies in memory of this kind too, but less of it (`Fetcher`): by the second READ of a file the cache may have let it go.
+until it is closed or newer ones take the room. What several workers fetched last lies in such memory too (`Fetcher`).
 
 **Opens that are made again.** The kernel answers an open that gets ESTALE by two look-ups of the name and another open,
 whose ESTALE is the reader's. So the thread is noted: its look-ups then read the file too, and if the file cannot be
@@ -86,10 +85,7 @@ class UnstoredBytes:
         return noted is not None and not noted[1]
 
     def take(self, caller: Caller, inode: int, instead: int = 0) -> int | None:
-        """The handle of what a look-up of the thread has read of this version, for one open.
-
-        `instead`: the handle of what this open has read of the version, in case another worker gets the same open.
-        """
+        """The handle of what the thread's look-up has read, for one open; `instead`: of what this open has read."""
         noted, request = self._noted(caller.pid, inode), caller.request or _SOME_REQUEST
         if noted is None or noted[1] not in (0, caller.request):
             return None

@@ -11,7 +11,6 @@ from pathlib import Path
 import trio
 
 from spiderfs.errors import NoAttribute, StoreError
-from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol.reads import READS_XATTR, ReadBytes, encoded
 from spiderfs.shared.published import CLIENT_XATTR
@@ -19,9 +18,8 @@ from spiderfs.shared.read_log import Read
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
-from spiderfs.vfs.on_demand import Part, Supply
-from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import Settings, is_provisional
+from spiderfs.vfs.on_demand import Part, Shared
+from spiderfs.vfs.rules import is_provisional
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +29,10 @@ _PREFIX = "user.spiderfs."
 class Xattrs(Part):
     """Of everything but control files, which have none."""
 
-    def __init__(
-        self,
-        supply: Supply,
-        redirects: Redirects,
-        client_terms: Path,
-        settings: Callable[[], Settings],
-        clock: Callable[[], float] = steady_clock.now,
-    ) -> None:
-        """`client_terms`: see `shared/published.py`. `settings` answers with those that hold now."""
-        super().__init__(supply, clock)
-        self._redirects = redirects
+    def __init__(self, shared: Shared, client_terms: Path) -> None:
+        """`client_terms`: see `shared/published.py`."""
+        super().__init__(shared)
         self._client_terms = client_terms
-        self._settings = settings
-        self._read_log = supply.read_log
 
     async def names(self, inode: int) -> list[str]:
         """Those of the source alone: a program that copies a file with its attributes must not copy the cache's."""
@@ -61,13 +49,11 @@ class Xattrs(Part):
             return await self._reads(name.removeprefix(READS_XATTR), caller)
         node = self._catalogue.node(inode)
         if name.startswith(_PREFIX) and node.is_regular:
-            render = _OWN.get(name.removeprefix(_PREFIX))
-            if render is None:
+            if (render := _OWN.get(name.removeprefix(_PREFIX))) is None:
                 raise NoAttribute(name)
             await self._fetcher.caught_up()
             return os.fsencode(render(self, node))
-        value = await self._client.getxattr(node.path, name)
-        if value is None:
+        if (value := await self._client.getxattr(node.path, name)) is None:
             raise NoAttribute(name)
         return value
 
@@ -88,12 +74,9 @@ class Xattrs(Part):
             raise NoAttribute(READS_XATTR)
         found = []
         for inode, own, begin, end in reads:
-            node = self._catalogue.known(inode)
-            if node is not None and begin < node.stat.size:
+            if (node := self._catalogue.known(inode)) is not None and begin < node.stat.size:
                 found.append(ReadBytes(own, begin, min(end, node.stat.size), node.path))
         return encoded(self._now(), found)
-
-    # -- what spiderfs says of a file
 
     def _state(self, node: Node) -> str:
         if is_provisional(node.settles_at, self._now()):
@@ -105,14 +88,6 @@ class Xattrs(Part):
         if cached == blocks:
             return "cached"
         return f"partial {cached}/{blocks}" if cached else "uncached"
-
-    def _section(self, node: Node) -> str:
-        member = self._member(node)
-        return member.section if member else "none"
-
-    def _score(self, node: Node) -> str:
-        member = self._member(node)
-        return f"{member.score:g}" if member and member.section != LANDING else "none"
 
     def _member(self, node: Node) -> Member | None:
         try:
@@ -128,8 +103,8 @@ class Xattrs(Part):
 
 _OWN: dict[str, Callable[[Xattrs, Node], str]] = {
     "state": Xattrs._state,
-    "section": Xattrs._section,
-    "score": Xattrs._score,
+    "section": lambda of, node: member.section if (member := of._member(node)) else "none",
+    "score": lambda of, node: f"{m.score:g}" if (m := of._member(node)) and m.section != LANDING else "none",
     "served_by": Xattrs._served_by,
     "inode": lambda _, node: str(node.inode),
     "version": lambda _, node: f"{node.stat.size} {node.stat.mtime_ns}",

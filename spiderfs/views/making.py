@@ -3,10 +3,9 @@
 `python -m spiderfs.views.making` is the program of one maker: it makes views for the process that has started it.
 
 The pixels are what Pillow's antialiased bilinear filter makes of the decoded image, whatever its colour profile and
-EXIF orientation say. The orientation's tag is copied, so each reader turns the view as it turned the original; formats
-that have no place for the tag do not take such images. Nor are images taken that have an orientation outside of their
-EXIF data, by which some readers go and others do not. Nothing else that was beside the pixels is in a view. A JPEG is
-decoded at a half, a quarter or an eighth of its size (`draft`) where that leaves at least twice the view's size.
+EXIF orientation say. The orientation's tag is copied, and nothing else beside the pixels; formats that have no place
+for it do not take such images, nor are images taken with an orientation outside of EXIF data, by which some readers go.
+A JPEG is decoded at a half, a quarter or an eighth of its size (`draft`) if that leaves at least twice the view's size.
 
 Images of other modes than 8-bit L and RGB, animations, files that are no images, and images that are as small and of
 the same format already are left as they are (`Unmade`). For the same original the answer is always the same;

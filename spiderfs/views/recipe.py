@@ -110,11 +110,9 @@ def _from_table(name: str, table: object) -> Recipe:
         return table
     if not isinstance(table, Mapping):
         raise ValueError(f"the view {name} is no table: write [views.{name}] with short_side and format below it")
-    unknown = sorted(str(key) for key in table if key not in Recipe._fields)
-    if unknown:
+    if unknown := sorted(str(key) for key in table if key not in Recipe._fields):
         raise ValueError(f"unknown key {unknown[0]} of the view {name}: a view has {', '.join(Recipe._fields)}")
-    missing = [key for key in ("format", "short_side") if key not in table]
-    if missing:
+    if missing := [key for key in ("format", "short_side") if key not in table]:
         raise ValueError(f"the view {name} has no {missing[0]}: write a line '{missing[0]} = ...' below [views.{name}]")
     return Recipe.checked(table["format"], table["short_side"], table.get("quality"))
 

@@ -62,10 +62,7 @@ _HASHES = 1 << 64
 
 
 class ViewPlace(NamedTuple):
-    """What lies at a path of the mount: the `form` of the file `path` of the source, below the directory `root`.
-
-    `root` is empty for the root of the mount.
-    """
+    """What lies at a path: the `form` of the source's `path`, below a directory `root`, empty for the mount's root."""
 
     form: str
     root: bytes
@@ -97,8 +94,7 @@ class Forms:
         """Whether the root shows that view of some files, and the others as originals."""
         self.linked = "" if self.mixed else self.shown
         """The form whose name is a link to the root; empty if there is none."""
-        self.mounted_at_s = mounted_at_s
-        self._fingerprint_of = fingerprint
+        self.mounted_at_s, self._fingerprint_of = mounted_at_s, fingerprint
         self._fingerprints: dict[str, bytes] = {ORIGINAL: b""}
 
     @property
@@ -113,7 +109,6 @@ class Forms:
         return [b"", *others]
 
     def place(self, path: bytes) -> ViewPlace:
-        """What lies at a path of the mount."""
         if not path.startswith(b".spiderfs"):
             return ViewPlace(self._form_at_root(path), b"", path)
         if path.startswith(_BELOW):
@@ -149,17 +144,11 @@ class Forms:
 
 
 class TreeSource:
-    """`inner` at every path at which a form of it is shown: names, attributes, and the originals' bytes.
-
-    The entries `hidden` of the source's root are not shown; what lies below them can still be read by its path.
-    """
+    """`inner` at each path that shows a form of it; `hidden` names of its root can be read, but are not shown."""
 
     def __init__(self, inner: Source, forms: Forms, hidden: Container[bytes] = ()) -> None:
-        self._inner = inner
-        self._forms = forms
-        self._hidden = hidden
-        self.undated_directories = inner.undated_directories
-        self.statvfs = inner.statvfs
+        self._inner, self._forms, self._hidden = inner, forms, hidden
+        self.undated_directories, self.statvfs = inner.undated_directories, inner.statvfs
         self.read_present, self.readlink = self._at_place(inner.read_present), self._at_place(inner.readlink)
         self.listxattr, self.getxattr = self._at_place(inner.listxattr), self._at_place(inner.getxattr)
 
@@ -184,7 +173,6 @@ class TreeSource:
         return self._inner.read(self._forms.place(path).path, offset, length, version)
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """The bytes of an original."""
         return streamed(self._inner, self._forms.place(path).path, offset, length, version)
 
     def close(self) -> None:
@@ -207,8 +195,7 @@ class ViewSource(TreeSource):
     ) -> None:
         """`count` gets the name of a counter, from one thread at a time."""
         super().__init__(inner, forms)
-        self._makers = makers
-        self._longest_bytes = longest_bytes
+        self._makers, self._longest_bytes = makers, longest_bytes
         self._unknown_length = unknown_length(longest_bytes)
         self._count = count
         self._counting = threading.Lock()
@@ -284,9 +271,7 @@ class MakerPool:
 
     def __init__(self, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S) -> None:
         self._slot_bytes = max(longest_bytes, _LEAST_SLOT_BYTES)
-        self._most_pixels = most_pixels
-        self._patience_s = patience_s
-        self._makers = makers
+        self._most_pixels, self._patience_s, self._makers = most_pixels, patience_s, makers
         self._free, self._slow = threading.Semaphore(makers), threading.Semaphore(makers)
         # The maker that worked last works next: its memory is in the processor's cache.
         self._idle: list[_Maker] = []
@@ -306,7 +291,11 @@ class MakerPool:
             self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
                 # A maker that has waited may have been killed meanwhile, which says nothing of this image.
-                maker = (self._waiting() if attempt == 0 else None) or self._new()
+                try:
+                    maker = self._waiting() if attempt == 0 else None
+                    maker = maker or _Maker(self._slot_bytes, self._most_pixels)
+                except OSError as exc:
+                    raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
                 try:
                     made = maker.make(original, recipe, self._patience_s, place.give_way)
                 except BaseException as exc:
@@ -332,7 +321,6 @@ class MakerPool:
             raise TakesTooLong(said)
 
     def close(self) -> None:
-        """End all makers that wait."""
         while (maker := self._waiting()) is not None:
             maker.end()
 
@@ -342,12 +330,6 @@ class MakerPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-    def _new(self) -> _Maker:
-        try:
-            return _Maker(self._slot_bytes, self._most_pixels)
-        except OSError as exc:
-            raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
 
 
 class _MakerSlot:
@@ -436,8 +418,7 @@ class _Maker:
             raise Starved(f"{late}, for {waited_s:.1f} of which others had the processor")
 
     def _times(self) -> tuple[float, float]:
-        """For how many seconds the maker has had a processor, and waited for one; 0 if the kernel does not report
-        it."""
+        """Seconds for which the maker had a processor, and waited for one; 0 if the kernel does not report them."""
         try:
             # The first two of three numbers, in nanoseconds (proc_pid_schedstat(5)).
             busy, waited, _ = Path(f"/proc/{self.pid}/schedstat").read_text("ascii").split()
@@ -446,7 +427,6 @@ class _Maker:
             return 0.0, 0.0
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._requests, self._answers):

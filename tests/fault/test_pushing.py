@@ -94,7 +94,7 @@ def test_readers_of_cached_files_go_on_whoever_is_killed(source: Path, tmp_path:
 
 
 def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(source: Path, tmp_path: Path) -> None:
-    soon = "from spiderfs.daemon.caching import push_ahead, pusher; pusher.ASK_S = push_ahead._LOST_S = 0.5"
+    soon = "from spiderfs.daemon.caching import push_ahead; push_ahead.ASK_S = push_ahead._LOST_S = 0.5"
     options = {**OPTIONS, "source.timeout_s": 0.5, "first": soon, "allowed": ["does nothing"]}
     with mounted(source, tmp_path / "m", **options) as mount:
         assert len(list(mount.point.glob("*/*"))) == len(CACHED) + len(HANGING), "their names are known"

@@ -108,7 +108,9 @@ def test_a_mistyped_path_is_reported_and_one_of_a_file_that_is_gone_is_not(tmp_p
         assert done.stdout == "2 files unpinned\n"
 
 
-SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.1"
+SOON = (
+    "from spiderfs.daemon.caching import cache_control; cache_control.INTERVAL_S = cache_control.IDLE_INTERVAL_S = 0.1"
+)
 
 
 def test_a_version_that_is_gone_is_pinned_no_longer(tmp_path: Path) -> None:

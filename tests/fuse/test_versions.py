@@ -14,7 +14,7 @@ from mounting import eventually, mounted
 from spiderfs.client import Client
 
 YEAR_2400_S = 13_569_465_600
-# What a version needs to settle (`vfs/settling.py`), and some time for a busy machine.
+# What a version needs to settle (`vfs/rules.py`), and some time for a busy machine.
 SETTLED_WITHIN_S = 20.0
 
 

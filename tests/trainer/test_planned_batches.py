@@ -18,7 +18,7 @@ from training_process import TrainingProcess, training_process
 from spiderfs.shared.layout import EXTENTS_MAP_FILE, CacheLayout
 
 ANYTHING = [".*"]
-LATE_MANAGER = "from spiderfs.daemon import deaths\ndeaths.MANAGER_PAUSE_S = 12.0\n"
+LATE_MANAGER = "from spiderfs.daemon import supervisor\nsupervisor.MANAGER_PAUSE_S = 12.0\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -15,7 +15,9 @@ from trainer_hook import plan
 MEMBERS = 40
 
 # The manager looks for earlier versions every few seconds.
-SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.05"
+SOON = (
+    "from spiderfs.daemon.caching import cache_control; cache_control.INTERVAL_S = cache_control.IDLE_INTERVAL_S = 0.05"
+)
 
 
 class Members(Listed[bytes]):

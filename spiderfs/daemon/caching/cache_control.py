@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
+import trio
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, Access, Budget, Hint, Lost
@@ -22,11 +24,16 @@ from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE
 from spiderfs.core.policy import HubLimits, Key, Policy
 from spiderfs.core.rooms import LANDING_SHARE, NO_VIEWS, ViewsRoom, landing_of, landing_room
-from spiderfs.errors import StoreError
+from spiderfs.errors import SpiderfsError, StoreError
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.options.model import Options
 from spiderfs.policies import mountable_policies
 from spiderfs.protocol.partials import FIRST_PARTIAL
+from spiderfs.sources.source import MAX_SIZE
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 
@@ -38,37 +45,6 @@ LANDING_MOST_SHARE = 0.1
 
 
 OnAccess = Callable[[Access, bool], None]
-
-
-@dataclass(frozen=True)
-class SectionStatus:
-    bytes: int
-    entries: int
-
-
-@dataclass(frozen=True)
-class PinsStatus:
-    """How many files the user has pinned, cached or not, their bytes, and how many bytes there may be."""
-
-    files: int
-    bytes: int
-    limit_bytes: int
-
-
-@dataclass(frozen=True)
-class CacheStatus:
-    """The content of the cache now, in figures; `sections` begin with landing."""
-
-    capacity_bytes: int
-    used_bytes: int
-    entries: int
-    sections: Mapping[str, SectionStatus]
-    pins: PinsStatus
-
-    @property
-    def samples(self) -> int:
-        """How many files are cached as a whole, and partial samples that are landing."""
-        return self.entries - sum(self.sections[name].entries for name in (BLOCKS, PARTIALS) if name in self.sections)
 
 
 class CacheControl:
@@ -85,9 +61,7 @@ class CacheControl:
         homes: Homes | None = None,
     ) -> None:
         """`note` is called with what the engine is given beside accesses."""
-        self._content = content
-        self._note = note
-        self._counters = counters
+        self._content, self._note, self._counters = content, note, counters
         self.partials = Partials(partials_share)
         self._capacity_bytes = 0
         # What the engine leaves free for landing.
@@ -98,22 +72,27 @@ class CacheControl:
         self._hub_limits = hub_limits or HubLimits()
         self.engine = Engine(self._made(policy), 0, 0, large_share, views, homes)
 
-    def status(self) -> CacheStatus:
+    def status(self) -> dict[str, Any]:
+        """The content of the cache in figures; `sections` begin with landing, and `pins` may not be cached."""
         usage, engine = self._content.usage(), self.engine
-        kept = {name: SectionStatus(size, engine.section_entries[name]) for name, size in engine.section_bytes.items()}
-        return CacheStatus(
-            capacity_bytes=usage.capacity_bytes,
-            used_bytes=usage.used_bytes,
-            entries=usage.landing_entries + usage.kept_entries,
-            sections={
-                LANDING: SectionStatus(usage.landing_bytes, usage.landing_entries),
-                **kept,
-                PARTIALS: SectionStatus(self.partials.bytes, len(self.partials)),
-            },
-            pins=PinsStatus(len(engine.pins), engine.pins.bytes, engine.pins_limit_bytes),
-        )
+        sections = {LANDING: (usage.landing_bytes, usage.landing_entries)}
+        sections |= {name: (size, engine.section_entries[name]) for name, size in engine.section_bytes.items()}
+        sections[PARTIALS] = self.partials.bytes, len(self.partials)
+        pins = {"files": len(engine.pins), "bytes": engine.pins.bytes, "limit_bytes": engine.pins_limit_bytes}
+        return {
+            "capacity_bytes": usage.capacity_bytes,
+            "used_bytes": usage.used_bytes,
+            "entries": usage.landing_entries + usage.kept_entries,
+            "sections": {name: {"bytes": size, "entries": count} for name, (size, count) in sections.items()},
+            "pins": pins,
+        }
 
-    # -- the life of a cache
+    @property
+    def samples(self) -> int:
+        """How many files are cached as a whole, and partial samples that are landing."""
+        usage = self._content.usage()
+        others = self.engine.section_entries.get(BLOCKS, 0) + len(self.partials)
+        return usage.landing_entries + usage.kept_entries - others
 
     def restore(self, capacity_bytes: int, state: bytes | None) -> None:
         """Learn the members from the store; `state` is what `saved_state` gave, or None."""
@@ -148,17 +127,16 @@ class CacheControl:
             log.warning("the cache holds other files than thought: taking stock")
             self.restore(self._capacity_bytes, self.saved_state())
 
-    # -- decisions
-
     def fold(self, events: list[Access], on_access: OnAccess = lambda access, offered: None) -> None:
-        """Give accesses to the engine, and do in the store what the engine decides.
-
-        `on_access` is called with each access, before the engine has it, and with whether the engine will have it.
-        """
+        """Give accesses to the engine, and do what it decides; `on_access` gets each first, and if it is offered."""
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
-                self._wanted(access)
+                late = access.where not in (HIT, OPENED)
+                if self.engine.schedule.planned(access.trainer, access.wanted):
+                    self._counters.add("planned_opens")
+                    self._counters.add("planned_late", int(late))
+                self.engine.wanted(access.trainer, access.wanted, access.time_s, late, access)
             offered = access.size > 0 and access.where not in (UNSTORED, REFUSED)
             on_access(access, offered)
             if access.where == REFUSED and access.size:
@@ -171,13 +149,6 @@ class CacheControl:
                 changes.append(change)
         self._counters.add("events_folded", len(events))
         self.apply(*changes)
-
-    def _wanted(self, access: Access) -> None:
-        late = access.where not in (HIT, OPENED)
-        if self.engine.schedule.planned(access.trainer, access.wanted):
-            self._counters.add("planned_opens")
-            self._counters.add("planned_late", int(late))
-        self.engine.wanted(access.trainer, access.wanted, access.time_s, late, access)
 
     def _candidate(self, key: Key, size: int) -> Changes:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
@@ -220,11 +191,7 @@ class CacheControl:
         return landing_of(share, self._largest_bytes, self._capacity_bytes)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Evict down to this capacity now.
-
-        If the store cannot, this raises StoreError and the old capacity holds again; what was evicted by then stays
-        evicted.
-        """
+        """Evict down to this capacity; raises StoreError, and then the old one holds again, with less in the cache."""
         if capacity_bytes == self._capacity_bytes == self._content.usage().capacity_bytes:
             return
         with self._undone_on_failure():
@@ -270,15 +237,13 @@ class CacheControl:
 
     def pin(self, inode: int, size: int) -> bool:
         """Keep a file of `size` bytes whatever it is worth, if pins have room for it; returns whether it is pinned."""
-        pinned = self.engine.pin(inode, size)
-        if pinned:
+        if pinned := self.engine.pin(inode, size):
             # What lies in landing may have been refused, so that no one would offer it again.
             there = [member for key in self._content.keys(inode) if (member := self._content.member(key)) is not None]
             self.apply(*(self.engine.place(_engine_key(member.key), member.size) for member in there))
         return pinned
 
     def unpin(self, inodes: Sequence[int]) -> None:
-        """Leave these files to the policy again."""
         for inode in inodes:
             self.engine.pins.discard(inode)
         keys = [_engine_key(key) for inode in inodes for key in self._content.keys(inode)]
@@ -287,8 +252,7 @@ class CacheControl:
 
     def release(self, keys: Iterable[ContentKey]) -> None:
         """Make these records the next to be evicted, whatever their score is."""
-        going = [key for key in keys if _engine_key(key) in self.engine.members]
-        if going:
+        if going := [key for key in keys if _engine_key(key) in self.engine.members]:
             self._evict(going)
             self._content.release(going)
 
@@ -301,8 +265,6 @@ class CacheControl:
         for key in self.engine.evict(_engine_key(key) for key in keys).drop:
             self._note(Lost(key))
 
-    # -- partial samples
-
     def make_room_for(self, size: int) -> None:
         """A partial sample of this size did not fit into landing."""
         self.apply(self._room_for(size))
@@ -310,15 +272,12 @@ class CacheControl:
     def keep_partial(self, inode: int, size: int, replaces: int | None) -> bool:
         """Keep a partial sample that has landed, in place of an earlier one; returns whether it is kept."""
         before = self.partials.set_aside_bytes
-        gone = self.partials.made(inode, size, replaces)
-        if gone is None:
+        if (gone := self.partials.made(inode, size, replaces)) is None:
             self.apply(Changes(drop=(inode,)))
             return False
         changed = self._resize() if self.partials.set_aside_bytes != before else NOTHING
         self.apply(changed, Changes(((inode, PARTIALS),), tuple(gone)))
         return inode in self.partials
-
-    # -- what others have decided
 
     @property
     def restocked(self) -> Policy | None:
@@ -419,3 +378,122 @@ def _unpacked(state: bytes | None) -> dict[str, Any]:
         log.warning("the order of the cached files could not be read: starting a new one")
         return {}
     return unpacked
+
+
+_SOURCE_BYTES_FACT, _SOURCE_BYTES = "source bytes", struct.Struct("<Q")
+
+
+class CacheCapacity:
+    """Gives the cache control the capacity, whenever the option changes or the survey knows the source better."""
+
+    def __init__(self, options: Options, cache: CacheControl, catalogue: Catalogue, lister: Lister) -> None:
+        self._capacity, self._dir_ttl_s, self._cache = options.capacity, options.dir_ttl, cache
+        self._catalogue, self._lister = catalogue, lister
+        known = catalogue.fact(_SOURCE_BYTES_FACT)
+        # What was found of the source so far.
+        self._source_bytes: int = _SOURCE_BYTES.unpack(known)[0] if known else 0
+        self.measured_bytes: int | None = None
+        """The bytes of the whole source, once it was measured."""
+        self._survey_is_needed = trio.Event()
+        self._ask_for_survey()
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._capacity.budget_bytes(self._source_bytes)
+
+    def change(self, options: Options) -> None:
+        """Take over the option; raises StoreError, and then the capacity is as it was."""
+        self._cache.set_capacity(options.capacity.budget_bytes(self._source_bytes))
+        self._capacity = options.capacity
+        self._ask_for_survey()
+
+    def _ask_for_survey(self) -> None:
+        if self._capacity.unit == "percent":
+            self._survey_is_needed.set()
+
+    async def run(self) -> None:
+        """Walk the whole source once, as soon as the capacity is a share of it, and follow each better estimate.
+
+        The walk also fills the catalogue. The estimate of an earlier mount stands until this one finds more, or ends.
+        """
+        await self._survey_is_needed.wait()
+        total = 0
+        # A listing is not trusted only because it is young: each directory's mtime is compared once, if it has one.
+        ttl_s = self._dir_ttl_s if self._lister.undated else -math.inf
+        async for files in self._lister.walk(lambda directory: True, ttl_s):
+            # Sparse files may have any size, and together more than 64 bits can hold.
+            total = min(total + sum(file.version.size for file in files), MAX_SIZE)
+            if total > self._source_bytes:
+                self._follow(total)
+        self.measured_bytes = total
+        self._follow(total)
+
+    def _follow(self, source_bytes: int) -> None:
+        self._source_bytes = source_bytes
+        try:
+            self._cache.set_capacity(self.budget_bytes)
+            if self.measured_bytes is not None:
+                self._catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(source_bytes))
+        except StoreError as exc:
+            log.warning("%s: the capacity stays as it is", exc)
+
+
+INTERVAL_S = 1.0
+# Where the table was empty: no one waits for what is evicted a little later.
+IDLE_INTERVAL_S = 5.0
+# How many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
+_AT_A_TIME = 200
+# How long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
+# version takes longer than this to settle.
+_READ_WITHIN_S = 60.0
+
+
+class Superseded:
+    """Removes superseded versions and deleted files from the cache, by the catalogue's table `gone`.
+
+    It moves the records of an inode to the front of landing; until they are evicted, a reader that has the file open
+    reads on. When no record is left, the catalogue forgets the inode, and a handle of it gets ESTALE. A version that
+    was superseded before it had settled has no records: its bytes are in transit, so the catalogue forgets it after a
+    while. An inode that a name means again stays.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        content: Content,
+        cache: CacheControl,
+        on_superseded: Callable[[int, bytes], None],
+        clock: Callable[[], float] = steady_clock.now,
+    ) -> None:
+        """`on_superseded` gets each inode that is not current, and its path, before the catalogue forgets it."""
+        self._catalogue, self._content, self._cache = catalogue, content, cache
+        self._on_superseded, self._now = on_superseded, clock
+        self._after = 0
+
+    async def run(self) -> None:
+        interval_s = INTERVAL_S
+        while True:
+            await trio.sleep(interval_s)
+            try:
+                interval_s = INTERVAL_S if await self.turn() else IDLE_INTERVAL_S
+            except SpiderfsError as exc:
+                log.debug("the table of gone inodes is looked at again later: %s", exc)
+
+    async def turn(self) -> bool:
+        """Look at the next inodes of the table; returns whether there were any."""
+        inodes = self._catalogue.gone(self._after, _AT_A_TIME)
+        self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
+        keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
+        for inode in keys:
+            if (node := self._catalogue.known(inode)) is not None:
+                self._on_superseded(inode, node.path)
+        self._cache.release([key for of_one in keys.values() for key in of_one])
+        finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
+        if finished:
+            await trio.to_thread.run_sync(self._catalogue.forget, finished)
+        return bool(inodes)
+
+    def _is_in_transit(self, inode: int) -> bool:
+        """Whether readers may have this version open while it has no records, because it had not settled."""
+        node = self._catalogue.known(inode)
+        return node is not None and abs(self._now() - node.settles_at) < _READ_WITHIN_S

@@ -8,7 +8,7 @@ is what opens turn out to need (`core/plans/fetch_limits.py`). What room is free
 A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
 the engine would not, no sample behind it in the plans is worth fetching either.
 
-With a member of an archive come those of its neighbours that are used soon (`neighbours.py`): they are under way as any
+With a member of an archive come those of its neighbours that are used soon (`Neighbours`): they are under way as any
 sample, and take its room, but no request of their own.
 """
 
@@ -17,26 +17,134 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import islice
 
 import trio
 
-from spiderfs.core.chunks import FEW_BYTES, MOST_BYTES
+from spiderfs.archives.source import ArchiveSource, Neighbourhood
+from spiderfs.core.chunks import FEW_BYTES, MOST_BYTES, Member, chunk_of, is_worth_it
+from spiderfs.core.engine import Engine
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
 from spiderfs.daemon.caching.planned_reads import PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, positions_ahead
 from spiderfs.errors import SpiderfsError
+from spiderfs.protocol.extents import Extent, extent_of
+from spiderfs.sources.ranges import Grid, Grids
+from spiderfs.sources.source import Version
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
+
+
+class Chunk:
+    """Members of an archive, or extents of a file, that are fetched together: the first `payload` reads all `nodes`.
+
+    Each lands like any other sample, under its own lock; one that another process has fetched is not taken from here.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, around: Neighbourhood | Extents, members: list[Member], nodes: list[Node]
+    ) -> None:
+        self.nodes = nodes
+        self._fetcher, self._around = fetcher, around
+        self._members = {node.inode: member for node, member in zip(nodes, members, strict=True)}
+        self._begin, self._end = members[0].begin, members[-1].end
+        self._ended: trio.Event | None = None
+        self._whole = b""
+        self._error: SpiderfsError | None = None
+
+    async def payload(self, node: Node) -> bytes:
+        """The bytes of a member; raises what the read raised, and ArchiveFailed."""
+        if self._ended is None:
+            self._ended = trio.Event()
+            try:
+                self._whole = await self._fetcher.read_range(*self._around.request(self._begin, self._end))
+            except SpiderfsError as exc:
+                self._error = exc
+            finally:
+                self._ended.set()
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._around.bytes_in(self._whole, self._begin, self._members[node.inode])
+
+
+class Extents:
+    """As `Neighbourhood`, for an extent of a large file and those that lie beside it without a gap."""
+
+    def __init__(self, node: Node, extent: Extent, grid: Grid) -> None:
+        self._node, self._extent, self._grid = node, extent, grid
+
+    @property
+    def member(self) -> Member | None:
+        number = self._grid.number_of(self._extent.begin)
+        return Member(number, *self._extent[1:]) if self._grid.at(number) == self._extent[1:] else None
+
+    def beside(self, step: int) -> Iterator[Member]:
+        at = self.member
+        while at is not None and (place := self._grid.at(at.number + step)) is not None:
+            if (place[0] != at.end) if step > 0 else (place[1] != at.begin):
+                return
+            yield (at := Member(at.number + step, *place))
+
+    def node(self, catalogue: Catalogue, member: Member) -> Node | None:
+        return catalogue.extent(self._extent._replace(begin=member.begin, end=member.end), self._node.stat)
+
+    def request(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
+        version = self._node.version._replace(size=end - begin)
+        return self._extent._replace(begin=begin, end=end).path, 0, end - begin, version
+
+    def bytes_in(self, whole: bytes, begin: int, member: Member) -> bytes:
+        return whole[member.begin - begin : member.end - begin]
+
+
+class Neighbours:
+    """Finds the members of archives, and extents of files, that are worth fetching together."""
+
+    def __init__(
+        self, source: ArchiveSource | None, grids: Grids, catalogue: Catalogue, engine: Engine, fetcher: Fetcher
+    ) -> None:
+        self._source, self._grids = source, grids
+        self._catalogue, self._engine, self._fetcher = catalogue, engine, fetcher
+
+    def _around(self, node: Node) -> Neighbourhood | Extents | None:
+        if (extent := extent_of(node.path)) is None:
+            return None if self._source is None else self._source.neighbourhood(node.path, node.version)
+        # Other nodes have the extents one by one.
+        grids = self._grids.of(extent.file) if self._engine.homes is None else ()
+        found = (Extents(node, extent, grid) for grid in reversed(grids))
+        return next((around for around in found if around.member is not None), None)
+
+    def chunk(
+        self, node: Node, reader: PlannedReader, since: int, is_resident: Callable[[int], bool], most_bytes: int
+    ) -> Chunk | None:
+        """Samples to fetch with `node`, in `most_bytes`; None if it is fetched alone. `since`: see `is_worth_it`."""
+        around = None if reader.exchanges else self._around(node)
+        wanted = None if around is None else around.member
+        if around is None or wanted is None:
+            return None
+        nodes = {wanted.number: node}
+
+        def admits(member: Member) -> bool:
+            if (found := around.node(self._catalogue, member)) is None or is_resident(found.inode):
+                return False
+            if not is_worth_it(self._engine, reader, found.inode, found.stat.size, since):
+                return False
+            nodes[member.number] = found
+            return True
+
+        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most_bytes)
+        if len(members) == 1:
+            return None
+        return Chunk(self._fetcher, around, members, [nodes[member.number] for member in members])
+
 
 # A window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
 # loader workers take whole batches at once. So in a small cache the window is as long as opens turn out to need, up to
@@ -69,9 +177,7 @@ class FetchAhead:
         size_of: Callable[[int], int] = lambda inode: 0,
     ) -> None:
         """At most `most` requests are made at a time, and `first` at first; by `batches`, if there are any."""
-        self._cache = cache
-        self._fetcher = fetcher
-        self._neighbours = neighbours
+        self._cache, self._fetcher, self._neighbours = cache, fetcher, neighbours
         self._batches = batches
         self.concurrency = Concurrency(most, first)
         self._windows: dict[PlannedReader, Window] = {}
@@ -97,7 +203,6 @@ class FetchAhead:
 
     @property
     def samples_at_once(self) -> int:
-        """How many samples may be on their way at a time."""
         return self.concurrency.limit * self.samples_of_a_request
 
     @property
@@ -170,10 +275,7 @@ class FetchAhead:
         is_resident: Callable[[int], bool],
         concurrency: Concurrency,
     ) -> Chunk | None:
-        """The sample with its neighbours, for `begin`; None if none is to come along.
-
-        `since` is as in `is_worth_it`. `concurrency` is that of the backend that prefetches the sample.
-        """
+        """The sample and neighbours, for `begin`, or None. `since`: see `is_worth_it`; `concurrency`: the backend's."""
         # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
         most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
         chunk = None
@@ -185,10 +287,7 @@ class FetchAhead:
     def begin(
         self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
     ) -> int:
-        """Prefetch all these, which are those of the chunk if there is one, as `prefetch` does one.
-
-        One that is alone is given to the kernel too, if `push`.
-        """
+        """Prefetch these, the nodes of `chunk` if there is one; one alone is given to the kernel too, if `push`."""
         for each in nodes:
             self._fetching[each.inode] = each.stat.size
             self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None, push))

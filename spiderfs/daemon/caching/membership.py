@@ -12,21 +12,9 @@ import trio
 from spiderfs.cluster import BEAT_S, Beats
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
+from spiderfs.sources import node_names
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
-from spiderfs.sources.node_names import (
-    HERE,
-    Roll,
-    addresses_of,
-    as_named,
-    at_address,
-    data_set_of,
-    is_here,
-    is_server,
-    is_web_server,
-    live_name,
-    name_of,
-    weights_of,
-)
+from spiderfs.sources.node_names import addresses_of, as_named, at_address, is_here, live_name, weights_of
 from spiderfs.sources.redis_client import Survey
 
 log = logging.getLogger(__name__)
@@ -44,13 +32,11 @@ LEAVE_S = 1.0
 class Membership:
     def __init__(self, members: Members | None, options: Options, rehomed: Callable[[], None]) -> None:
         """`members`: those that all processes share, None without `peers`; `rehomed` is called when homes move."""
-        self._members = members
-        self._rehomed = rehomed
-        self._options = options
+        self._members, self._rehomed, self._options = members, rehomed, options
         # A manager before this one has had answers too.
         known = members.nodes() if members is not None else []
         self._found = {node.url: node for node in known if node is not None}
-        self._roll = Roll([address for node in self._found.values() for address in node.addresses])
+        self._roll = node_names.Roll([address for node in self._found.values() for address in node.addresses])
         self._published: object = None
         self._one_at_a_time = trio.Lock()
         self._changed = trio.Event()
@@ -65,7 +51,7 @@ class Membership:
         staying = [
             node for url, node in self._found.items() if url in options.peers and node.host == as_named(url).host
         ]
-        self._options, self._found, self._roll = options, {node.url: node for node in staying}, Roll()
+        self._options, self._found, self._roll = options, {node.url: node for node in staying}, node_names.Roll()
         self._changed.set()
 
     async def run(self) -> None:
@@ -73,11 +59,11 @@ class Membership:
         while self._members is not None:
             self._changed, peers = trio.Event(), self._options.peers
             async with trio.open_nursery() as nursery:
-                if data_set_of(peers):
+                if node_names.data_set_of(peers):
                     nursery.start_soon(self._exchange_beats, self._members)
                 else:
                     nursery.start_soon(self._follow_all, weights_of(peers), live_name(peers), trio.CancelScope())
-                for url in filter(is_server, peers):
+                for url in filter(node_names.is_server, peers):
                     nursery.start_soon(self._survey, url, self._members.identity)
                 nursery.start_soon(self._look_for_strangers, self._members)
                 await self._changed.wait()
@@ -85,13 +71,13 @@ class Membership:
 
     @property
     def _name(self) -> str:
-        return name_of(self._options.peers, self._options.peer_self)
+        return node_names.name_of(self._options.peers, self._options.peer_self)
 
     async def _exchange_beats(self, members: Members) -> None:
         """Announce this node to the others, and find them; at the end announce that it leaves."""
         # It may follow servers of Redis, which are no nodes.
-        options, known = self._options, list(filter(is_web_server, members.members))
-        name, identity = data_set_of(options.peers), members.identity
+        options, known = self._options, list(filter(node_names.is_web_server, members.members))
+        name, identity = node_names.data_set_of(options.peers), members.identity
         beats = Beats(options.cluster, name, self._name, known, identity)
         present, following = list[str](), trio.CancelScope()
         try:
@@ -194,8 +180,8 @@ class Membership:
         assert self._members is not None
         if self._name:
             return {self._name}
-        if any(map(is_server, weights)):
-            return {HERE}
+        if any(map(node_names.is_server, weights)):
+            return {node_names.HERE}
         if self._members.members[OWN] in weights and not live_name(self._options.peers):
             return {self._members.members[OWN]}
         return {url for url in weights if is_here((self._found.get(url) or as_named(url)).addresses)}

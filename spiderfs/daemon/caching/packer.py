@@ -1,22 +1,19 @@
 """Makes packages of small samples that rank low, and restocks the cache from them with one read each.
 
-The policy knows nothing of packages. It says (`core/policy.py`) which samples rank low, which of these readers had
-to do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each of them one thing at a
-time:
+The policy knows nothing of packages. It says (`core/policy.py`) which samples rank low, which of these readers had to
+do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each one thing at a time:
 
-- **Packing**: when the policy has its first list of samples that rank low, and there are no packages, random ones of
-  those that are cached are packed. From then on, a sample that was missed, and that a worker has fetched for its
-  reader, is copied while it lies in the cache. When the copies fill a package, it is written to the source. So packing
-  reads no samples from the source. A sample that was missed and got a substitute is not in the cache; it waits until a
-  reader gets its own bytes.
+- **Packing**: with the policy's first list of samples that rank low, random cached ones of them are packed. From then
+  on, a sample that was missed and fetched for its reader is copied while it is cached. When the copies fill a package,
+  it is written to the source. So packing reads no samples from the source.
 - **Repacking**: with each new list, packages whose samples have come to rank high are read and removed, in a random
-  order. What still ranks low in them is packed again, with the samples that were missed.
-- **Loading**: while the policy has room, the package with the most bytes that the policy wants is read, if these are
-  half of the package or more. The wanted samples go into the store and to the engine like all fetched samples.
+  order. What still ranks low in them is packed again.
+- **Loading**: while the policy has room, the package with the most bytes that it wants is read, if these are half of
+  the package or more. The wanted samples go into the store and to the engine like all fetched samples.
 
-A package that another user may have written, or that is sealed with another key, is not read and not removed, but
-counted. No failure here costs a reader anything. If the source cannot be written to, the log says so once, and no
-further package is written. All state belongs to the manager's event loop.
+A package that another user may have written, or that is sealed with another key, is left alone and counted. No failure
+here costs a reader anything. If the source cannot be written to, no further package is written. All state belongs to
+the manager's event loop.
 """
 
 from __future__ import annotations
@@ -32,22 +29,10 @@ from typing import TypeVar
 
 import trio
 
+from spiderfs import packages
 from spiderfs.core.policy import Policy
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
-from spiderfs.packages import (
-    DIRECTORY,
-    HEADER_BYTES,
-    PACKAGE_BYTES,
-    SUFFIX,
-    Index,
-    PackageDirectory,
-    index_bytes,
-    is_ours,
-    own_prefix,
-    pack,
-    read_index,
-)
 from spiderfs.sources.source import Source, Version
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -88,7 +73,7 @@ class _Package:
 
     @property
     def path(self) -> bytes:
-        return DIRECTORY + b"/" + self.name
+        return packages.DIRECTORY + b"/" + self.name
 
     def low_bytes(self, policy: Policy) -> int:
         """The bytes of its samples that rank low; a sample whose name is unknown counts."""
@@ -104,18 +89,13 @@ class Packer:
         cache: CacheControl,
         supply: Supply,
         source: Source,
-        directory: PackageDirectory,
-        package_bytes: int = PACKAGE_BYTES,
+        directory: packages.PackageDirectory,
+        package_bytes: int = packages.PACKAGE_BYTES,
         rng: random.Random | None = None,
     ) -> None:
-        self._cache = cache
-        self._catalogue = supply.catalogue
-        self._fetcher = supply.fetcher
-        self._client = supply.client
-        self._source = source
-        self._content = supply.content
-        self._counters = supply.counters
-        self._directory = directory
+        self._cache, self._catalogue, self._fetcher = cache, supply.catalogue, supply.fetcher
+        self._client, self._source, self._content = supply.client, source, supply.content
+        self._counters, self._directory = supply.counters, directory
         self._package_bytes = package_bytes
         self._packages: dict[bytes, _Package] = {}
         self._packed: set[int] = set()
@@ -133,7 +113,6 @@ class Packer:
         self._rng = rng or random.Random()
 
     async def run(self) -> None:
-        """Make packages and load them, until cancelled."""
         # Once there is something to do, a trainer has declared its list, so the catalogue knows the samples' names.
         while not self._has_work():
             await trio.sleep(PAUSE_S)
@@ -153,27 +132,22 @@ class Packer:
         policy = self._cache.restocked
         return policy is not None and (policy.room_for_unread_bytes() > 0 or any(True for _ in policy.missed_low()))
 
-    # -- what there is
-
     async def _find(self) -> None:
-        """Learn of the packages that are at the source already.
-
-        Damaged packages of this mount, and temporary files that crashes have left, are removed from the source.
-        """
+        """Learn of the packages at the source; damaged ones of this mount, and temporary files, are removed."""
         try:
-            if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
-                self._ignore(DIRECTORY)
+            if not packages.is_ours(await self._client.call(self._source.stat, packages.DIRECTORY)):
+                self._ignore(packages.DIRECTORY)
                 return
             await self._client.call(self._directory.clean)
-            _, *found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
+            _, *found = await self._client.call(lambda: list(self._source.scan(packages.DIRECTORY)))
         except (OSError, SourceError) as exc:
             log.debug("no packages are found: %s", exc)
             return
-        prefix, ours = own_prefix(self._directory.key), []
+        prefix, ours = packages.own_prefix(self._directory.key), []
         for name, stat in found:
-            if not name.endswith(SUFFIX):
+            if not name.endswith(packages.SUFFIX):
                 continue
-            if name.startswith(prefix) and is_ours(stat):
+            if name.startswith(prefix) and packages.is_ours(stat):
                 ours.append((name, stat))
             else:
                 self._ignore(name)
@@ -195,16 +169,16 @@ class Packer:
         self._ignored = True
         self._counters.add("packages_ignored")
 
-    async def _index_of(self, name: bytes, version: Version) -> Index:
-        path = DIRECTORY + b"/" + name
+    async def _index_of(self, name: bytes, version: Version) -> packages.Index:
+        path = packages.DIRECTORY + b"/" + name
         # Most indices are shorter than this, so one read is enough.
         head = await self._client.call(self._source.read, path, 0, 1 << 16, version)
-        needed = HEADER_BYTES + index_bytes(head)
+        needed = packages.HEADER_BYTES + packages.index_bytes(head)
         if needed > len(head):
             head = await self._client.call(self._source.read, path, 0, needed, version)
-        return read_index(head, version.size, self._directory.key)
+        return packages.read_index(head, version.size, self._directory.key)
 
-    def _learn(self, name: bytes, version: Version, index: Index) -> None:
+    def _learn(self, name: bytes, version: Version, index: packages.Index) -> None:
         inodes = [self._inode_of(file.path, file.version) for file in index.files]
         self._packages[name] = _Package(name, version, inodes, [file.version.size for file in index.files])
         self._packed.update(inode for inode in inodes if inode)
@@ -215,8 +189,7 @@ class Packer:
         return dentry.inode if dentry is not None and dentry.stat.version == version else 0
 
     def _forget(self, name: bytes) -> None:
-        package = self._packages.pop(name, None)
-        if package is not None:
+        if (package := self._packages.pop(name, None)) is not None:
             self._packed.difference_update(package.inodes)
 
     async def _remove_damaged(self, name: bytes, exc: StoreDamaged) -> None:
@@ -231,13 +204,10 @@ class Packer:
         except (OSError, SourceError) as exc:
             log.debug("%s could not be removed: %s", os.fsdecode(name), exc)
 
-    # -- packing
-
     async def _keep_packing(self) -> None:
         while self._may_write:
             await trio.sleep(COLLECT_PAUSE_S)
-            policy = self._cache.restocked
-            if policy is None:
+            if (policy := self._cache.restocked) is None:
                 continue
             self._follow_list(policy)
             if self._to_repack and self._collected_bytes < self._package_bytes and self._client.reachable:
@@ -264,15 +234,13 @@ class Packer:
 
     async def _repack(self, policy: Policy, name: bytes) -> None:
         """Collect what still ranks low in a package, and remove it, if too little of it does."""
-        package = self._packages.get(name)
-        if package is None:
+        if (package := self._packages.get(name)) is None:
             return
         low = package.low_bytes(policy)
         if low >= REPACKED_SHARE * sum(package.sizes):
             return
         if low:
-            read = await self._read(package)
-            if read is None:
+            if (read := await self._read(package)) is None:
                 return
             index, whole = read
             for file, inode in zip(index.files, package.inodes, strict=True):
@@ -309,10 +277,10 @@ class Packer:
         files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
         self._collected.clear()
         self._collected_bytes = 0
-        name, package = pack(files, self._directory.key)
+        name, package = packages.pack(files, self._directory.key)
         try:
             await self._client.call(self._directory.write, name, package)
-            written = await self._client.call(self._source.stat, DIRECTORY + b"/" + name)
+            written = await self._client.call(self._source.stat, packages.DIRECTORY + b"/" + name)
         except OSError as exc:
             log.warning("packages cannot be written to the source (%s): there will be no new ones", exc.strerror)
             self._may_write = False
@@ -322,29 +290,25 @@ class Packer:
             return
         self._counters.add("packages_written")
         self._counters.add("package_bytes_written", len(package))
-        self._learn(name, written.version, read_index(package, written.size, self._directory.key))
-
-    # -- loading
+        self._learn(name, written.version, packages.read_index(package, written.size, self._directory.key))
 
     async def _keep_loading(self) -> None:
         while True:
             await trio.sleep(PAUSE_S)
             policy = self._cache.restocked
             while policy is self._cache.restocked and policy is not None and self._client.reachable:
-                package = self._best(policy)
-                if package is None:
+                if (package := self._best(policy)) is None:
                     break
                 await self._load(policy, package)
 
     def _best(self, policy: Policy) -> _Package | None:
         """The package with the most wanted bytes among the next few; None if no package is worth reading."""
         best, best_bytes = None, 0
-        spare = policy.room_for_unread_bytes()
-        if not spare:
+        if not (spare := policy.room_for_unread_bytes()):
             return None
-        packages = list(self._packages.values())
-        for step in range(min(_COMPARED, len(packages))):
-            package = packages[(self._next + step) % len(packages)]
+        there = list(self._packages.values())
+        for step in range(min(_COMPARED, len(there))):
+            package = there[(self._next + step) % len(there)]
             useful = min(spare, sum(package.sizes[position] for position in self._wanted(policy, package)))
             if (
                 useful >= USEFUL_SHARE * sum(package.sizes)
@@ -352,7 +316,7 @@ class Packer:
                 and trio.current_time() >= package.rests_until_s
             ):
                 best, best_bytes = package, useful
-        self._next = (self._next + _COMPARED) % max(1, len(packages))
+        self._next = (self._next + _COMPARED) % max(1, len(there))
         return best
 
     def _wanted(self, policy: Policy, package: _Package) -> Iterator[int]:
@@ -365,15 +329,13 @@ class Packer:
     async def _load(self, policy: Policy, package: _Package) -> None:
         # The package does not rest if it turns out that half of it was of use.
         package.rests_until_s = trio.current_time() + _REST_S
-        read = await self._read(package)
-        if read is None:
+        if (read := await self._read(package)) is None:
             return
         index, whole = read
         self._counters.add("packages_loaded")
         records = []
         for position in self._wanted(policy, package):
-            payload = index.payload(index.files[position], whole)
-            if payload is None:
+            if (payload := index.payload(index.files[position], whole)) is None:
                 await self._remove_damaged(package.name, StoreDamaged("a file in it is damaged"))
                 return
             records.append((ContentKey(package.inodes[position]), payload))
@@ -386,13 +348,13 @@ class Packer:
         if taken >= USEFUL_SHARE * len(index.files):
             package.rests_until_s = -math.inf
 
-    async def _read(self, package: _Package) -> tuple[Index, bytes] | None:
+    async def _read(self, package: _Package) -> tuple[packages.Index, bytes] | None:
         """The index of a package and all of its bytes, and its inodes as they are now; None if it cannot be read."""
         try:
             whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(whole))
-            index = read_index(whole, package.version.size, self._directory.key)
+            index = packages.read_index(whole, package.version.size, self._directory.key)
         except SourceUnavailable as exc:
             log.debug("a package could not be read: %s", exc)
             return None

@@ -62,12 +62,8 @@ class PlannedReads:
     def __init__(
         self, reading: ReadProcess, flights: Flights, cache: CacheControl, content: LmdbContent, supply: Supply
     ) -> None:
-        self._reading = reading
-        self._flights = flights
-        self._cache = cache
-        self._content = content
-        self._client = supply.client
-        self._fetcher = supply.fetcher
+        self._reading, self._flights, self._cache = reading, flights, cache
+        self._content, self._client, self._fetcher = content, supply.client, supply.fetcher
         self._counters = supply.counters
         self._waiting: deque[tuple[Node, Ended, bool]] = deque()
         self._under_way: dict[int, _Flight] = {}

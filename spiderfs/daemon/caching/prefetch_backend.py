@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -57,8 +58,7 @@ class PrefetchBackend(Protocol):
     """How samples are prefetched: into the store, or into the kernel's page cache too."""
 
     looks_again: bool
-    """Whether a sample that was looked at before may have to be prefetched now: it was evicted, or there is room
-    now."""
+    """Whether samples that were looked at may have to be prefetched now: they were evicted, or there is room."""
 
     concurrency: Concurrency
     """How many fetches at a time are worth it."""
@@ -71,10 +71,7 @@ class PrefetchBackend(Protocol):
         """Begin; the caller calls this once, before anything else."""
 
     def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
-        """Take note of how far readers have come.
-
-        `again`: samples that were looked at before are looked at again. `idle`: there was nothing to prefetch just now.
-        """
+        """Note how far readers are. `again`: look at all samples again. `idle`: there was nothing to prefetch."""
 
     def window(self, reader: PlannedReader) -> int:
         """How many positions ahead of a reader may be prefetched now."""
@@ -89,10 +86,7 @@ class PrefetchBackend(Protocol):
         """What is to be done about a sample that is not resident."""
 
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
-        """Prefetch a sample for this position of a reader, from the next `send` on; `done` is called later.
-
-        Others may come along, for each of which `done` is called too. Returns the bytes of all.
-        """
+        """Prefetch for a position from the next `send` on, perhaps with others; returns bytes. `done` gets each."""
 
     def send(self) -> None:
         """Begin with the samples to prefetch, so that they may go together."""
@@ -128,3 +122,37 @@ class Wakeup:
 
     async def wait(self) -> None:
         await self._rung.wait()
+
+
+# What may be begun at once: to begin one file at a time would wake the manager for each.
+_BURST_S = 0.1
+
+
+class BackgroundRate:
+    """The bytes a second, as the files have them at the source, of all fetches that no reader waits for."""
+
+    def __init__(self, bytes_per_s: int, clock: Callable[[], float] = trio.current_time) -> None:
+        """No bytes a second: there is no limit."""
+        self.bytes_per_s, self._clock = bytes_per_s, clock
+        # When all that was begun would have come at this rate.
+        self._done_s = -math.inf
+
+    def change(self, bytes_per_s: int) -> None:
+        """Follow another limit from now on."""
+        if bytes_per_s != self.bytes_per_s:
+            self.bytes_per_s, self._done_s = bytes_per_s, -math.inf
+
+    def wait_s(self) -> float:
+        """How long it is until the next file may be begun; 0: now."""
+        return max(0.0, self._done_s - _BURST_S - self._clock()) if self.bytes_per_s else 0.0
+
+    def begin(self, size: int) -> None:
+        """Count a file of this size."""
+        if self.bytes_per_s:
+            self._done_s = max(self._done_s, self._clock()) + size / self.bytes_per_s
+
+    async def turn(self, size: int) -> None:
+        """Wait until a file of this size may be begun, and count it."""
+        while (wait_s := self.wait_s()) > 0:
+            await trio.sleep(wait_s)
+        self.begin(size)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import trio
 
@@ -24,12 +24,11 @@ from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching.background_rate import BackgroundRate
+from spiderfs.daemon.caching import prefetch_backend
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.fetch_ahead import FetchAhead
-from spiderfs.daemon.caching.neighbours import Neighbours
+from spiderfs.daemon.caching.fetch_ahead import FetchAhead, Neighbours
 from spiderfs.daemon.caching.planned_reads import PlannedReads
-from spiderfs.daemon.caching.prefetch_backend import Admission, PrefetchBackend, PrefetchResult, Wakeup, first_fetches
+from spiderfs.daemon.caching.prefetch_backend import Admission, PrefetchBackend, PrefetchResult, first_fetches
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
@@ -56,38 +55,6 @@ _READY = 64
 _AT_A_TIME = 2000
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of `opens` and `unseen`."""
-
-    trainer: int
-    list: str
-    epoch: int
-    dispatched: int
-    taken: int
-    length: int
-    epochs_ahead: int
-    trusted: bool
-    followed_share: float
-    samples_per_s: float
-    ready_samples: int
-    ready_s: float
-    window_samples: int
-    opens: int
-    unseen: int
-    late_share: float
-
-
-@dataclass(frozen=True)
-class PrefetcherStatus:
-    plans: tuple[PlanStatus, ...]
-    under_way: int
-    limit: int
-    most: int
-    latency_s: float
-    bytes_per_s: float
-
-
 class Prefetcher:
     """Prefetches what readers will read; `wakeup` rings when they have come further, or when plans have come.
 
@@ -101,7 +68,7 @@ class Prefetcher:
         cache: CacheControl,
         supply: Supply,
         options: Options,
-        wakeup: Wakeup,
+        wakeup: prefetch_backend.Wakeup,
         reachable: Callable[[], bool],
         has_substitute: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
@@ -109,22 +76,15 @@ class Prefetcher:
         archives: ArchiveSource | None = None,
         batches: PlannedReads | None = None,
     ) -> None:
-        """What `push` makes is used as long as it is able to, in the place of fetches into the store.
-
-        `archives`: where neighbours may come along with a sample. `batches` fetch into the store.
-        """
+        """What `push` makes replaces fetches into the store while it can. `archives`: for neighbours to come along."""
         self._cache = cache
         self._schedule = cache.engine.schedule
-        self._catalogue = supply.catalogue
-        self._fetcher = supply.fetcher
-        self._content = supply.content
-        self._counters = supply.counters
-        self._sample_max_bytes = options.sample_max_bytes
-        self._wakeup = wakeup
-        self._reachable = reachable
-        self._has_substitute = has_substitute
+        self._catalogue, self._fetcher = supply.catalogue, supply.fetcher
+        self._content, self._counters = supply.content, supply.counters
+        self._sample_max_bytes, self._wakeup = options.sample_max_bytes, wakeup
+        self._reachable, self._has_substitute = reachable, has_substitute
         self._fetched_ahead = fetched_ahead
-        self.rate = BackgroundRate(options.background_bandwidth)
+        self.rate = prefetch_backend.BackgroundRate(options.background_bandwidth)
         """That of all that no reader waits for; others who fetch such files keep to it too."""
         self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}
@@ -140,7 +100,6 @@ class Prefetcher:
             self._push = push(self._fetch)
 
     def change(self, options: Options) -> None:
-        """Take over live options."""
         self._leaves_substitutes = options.substitute_when == "miss"
         self.rate.change(options.background_bandwidth)
 
@@ -161,41 +120,37 @@ class Prefetcher:
         inode = next(filter(None, reader.epoch.keys), 0)
         return backend if extent_of(self._catalogue.path_of(inode)) is None else self._fetch  # type: ignore[arg-type]
 
-    def status(self) -> PrefetcherStatus:
+    def status(self) -> dict[str, Any]:
         concurrency = self._backend.concurrency
-        return PrefetcherStatus(
-            plans=tuple(self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()),
-            under_way=self._backend.under_way,
-            limit=concurrency.limit,
-            most=concurrency.most,
-            latency_s=concurrency.latency_s,
-            bytes_per_s=concurrency.bytes_per_s,
-        )
+        return {
+            "plans": [self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()],
+            "under_way": self._backend.under_way,
+            **{name: getattr(concurrency, name) for name in ("limit", "most", "latency_s", "bytes_per_s")},
+        }
 
-    def _plan_status(self, trainer: Hashable, name: str, reader: PlannedReader) -> PlanStatus:
-        assert isinstance(trainer, int)
+    def _plan_status(self, trainer: Hashable, name: str, reader: PlannedReader) -> dict[str, Any]:
+        """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of `opens` and `unseen`."""
         ready = self.ready_ahead(reader)
-        return PlanStatus(
-            trainer=trainer,
-            list=name,
-            epoch=reader.epoch.number,
-            dispatched=reader.dispatched,
-            taken=reader.taken,
-            length=len(reader.epoch),
-            epochs_ahead=len(reader.later),
-            trusted=reader.trusted,
-            followed_share=reader.followed_share,
-            samples_per_s=1 / reader.pace_s if len(reader.epoch) else 0.0,
-            ready_samples=ready,
-            ready_s=ready * reader.pace_s,
-            window_samples=self._backend_of(reader).window(reader),
-            opens=reader.opens,
-            unseen=reader.unseen_draws,
-            late_share=reader.late / max(1, reader.opens + reader.unseen_draws),
-        )
+        return {
+            "trainer": trainer,
+            "list": name,
+            "epoch": reader.epoch.number,
+            "dispatched": reader.dispatched,
+            "taken": reader.taken,
+            "length": len(reader.epoch),
+            "epochs_ahead": len(reader.later),
+            "trusted": reader.trusted,
+            "followed_share": reader.followed_share,
+            "samples_per_s": 1 / reader.pace_s if len(reader.epoch) else 0.0,
+            "ready_samples": ready,
+            "ready_s": ready * reader.pace_s,
+            "window_samples": self._backend_of(reader).window(reader),
+            "opens": reader.opens,
+            "unseen": reader.unseen_draws,
+            "late_share": reader.late / max(1, reader.opens + reader.unseen_draws),
+        }
 
     async def run(self) -> None:
-        """Prefetch for ever."""
         async with trio.open_nursery() as nursery:
             self._fetch.start(nursery)
             if self._push is not None:
@@ -215,7 +170,6 @@ class Prefetcher:
                     await self._wakeup.wait()
 
     def _fetches_at_once(self) -> int:
-        """How many samples may be fetched at a time."""
         pushes = (
             0 if self._backend is self._fetch else self._backend.concurrency.limit * self._fetch.samples_of_a_request
         )
@@ -242,8 +196,6 @@ class Prefetcher:
             ready += 1
         return ready
 
-    # -- what to prefetch
-
     def _prefetch_due(self) -> None:
         now = trio.current_time()
         backend = self._backend
@@ -263,8 +215,7 @@ class Prefetcher:
         try:
             due = self._due(backends)
             while backend.has_room() and not self.rate.wait_s():
-                found = next(due, None)
-                if found is None:
+                if (found := next(due, None)) is None:
                     backend.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
@@ -328,8 +279,7 @@ class Prefetcher:
             for _ in range(backend.concurrency.limit):
                 if not backend.has_room():
                     return
-                found = shared.due(ready)
-                if found is None:
+                if (found := shared.due(ready)) is None:
                     break
                 rank_id, sample = found
                 inode = shared.keys[sample]
@@ -346,13 +296,11 @@ class Prefetcher:
                 yield backend, node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
-        cursor = self._cursors.get(reader)
-        if cursor is None or cursor.epoch is not reader.epoch:
+        if (cursor := self._cursors.get(reader)) is None or cursor.epoch is not reader.epoch:
             cursor = self._cursors[reader] = _Cursor(reader.epoch)
         return cursor
 
     def _missing(self, inode: int, backend: PrefetchBackend) -> Node | None:
-        """The file, if it is to be prefetched."""
         if not inode or inode in self._failed or backend.is_resident(inode):
             return None
         # A look into the store costs more than the other questions.
@@ -366,8 +314,6 @@ class Prefetcher:
         """The file, if it is neither empty nor so large that it is read in blocks."""
         node = self._catalogue.known(inode)
         return node if node is not None and 0 < node.stat.size <= self._sample_max_bytes else None
-
-    # -- what has come
 
     def _prefetched(self, backend: PrefetchBackend, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         now = trio.current_time()

@@ -1,26 +1,22 @@
 """Has the kernel read planned samples ahead: the way of mounts whose files the kernel opens by itself.
 
 A process that is a client of the mount like any other one (`push_process.py`) asks the kernel for the pages of a file.
-The worker that gets the READ fetches the file, if it is not in the store, and says in its events that it has answered
-it. So store and page cache are filled before the reader comes, and what is in the store alone is pushed too.
+The worker that gets the READ fetches the file, if it is not in the store, and reports its answer. So store and page
+cache are filled before the reader comes, and what is in the store alone is pushed too.
 
-All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
-it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
-but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`). What the
-engine would not keep is not written to the store at all, which costs as much as all else of a fetch.
-A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: no one
-knows whether the kernel still has it then.
-The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
-readers have not taken yet; the kernel alone knows what else it keeps.
+All that comes within a window is pushed, in the order in which it will be read, and waits in the page cache for its
+reader. The engine decides what enters the store, as for every file that lands; but a draw whose sample is in the page
+cache is no reason to keep it there too (`PlannedEpoch.serve`). What the engine would not keep is not written to the
+store, which costs as much as all else of a fetch. A sample that is drawn twice within a window is pushed again when the
+first draw has been taken. The window ends at `most_bytes` that were pushed and not taken yet.
 
-What the engine would keep is fetched in batches, by the way of mounts with opens (`fetch_ahead.py`): the process that
-has fetched and stored it gives it to the kernel, which costs less than half as much as a push. Where the kernel does
-not know the file yet, it is pushed from the store, and so are members of archives that were fetched together with their
-neighbours.
+What the engine would keep is fetched in batches (`fetch_ahead.py`): the process that has stored it gives it to the
+kernel, which costs less than half as much as a push. If the kernel does not know the file yet, it is pushed from the
+store, and so are members of archives that were fetched with their neighbours.
 
-A few pushes that wait for the source are under way at a time, as many as raise the
-speed (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
-background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
+As many pushes wait for the source at a time as raise the speed (`core/plans/fetch_limits.py`). In all the kernel has
+far fewer of our requests than its limit on those in the background (`fuse/wire.py`): a source that hangs must not hold
+up readers of what is cached.
 """
 
 from __future__ import annotations
@@ -29,12 +25,16 @@ import errno
 import logging
 import math
 import os
+import socket
+import subprocess
+import sys
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 import trio
@@ -43,19 +43,192 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
 from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.daemon.caching import push_process
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, first_fetches, positions_ahead
-from spiderfs.daemon.caching.push_process import IN_MEMORY
-from spiderfs.daemon.caching.pusher import Pusher
+from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, IN_MEMORY, MOST_BYTES, packed_order
 from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import memory_bytes
+from spiderfs.linux.mounts import mounted_at
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)
+
+# A process that dies at once must not keep the processor busy: the pause doubles with each one that did nothing.
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+# How long a process may take to begin: it imports a few modules of the standard library.
+BEGIN_S = 20.0
+# The process is asked for a word after this time without one.
+ASK_S = 5.0
+# The orders of one message. Each message wakes a thread, which costs both processes more than an order does.
+# But a thread carries out its orders one after the other, so where each has to ask the source for a name, more of them
+# would leave other threads idle.
+ORDERS_AT_ONCE = 4
+
+
+class Pusher:
+    """Keeps the process (`push_process.py`), which opens `at_a_time` files, and never waits for it.
+
+    If the process dies, another one is started after a pause, and what it had not carried out is lost. One that has
+    been silent is asked for an answer; one that gives none for longer than `patience_s` is replaced: the mount has to
+    answer its requests sooner. `answered` is called with the number and the outcome of an order; `lost`, when all
+    others will not be answered.
+    """
+
+    def __init__(
+        self,
+        mountpoint: Path,
+        at_a_time: int,
+        threads: SharedSlots,
+        patience_s: float,
+        answered: Callable[[int, int], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._mountpoint, self._at_a_time, self._threads = mountpoint, at_a_time, threads
+        self._patience_s, self._answered, self._lost = patience_s, answered, lost
+        self._needed = trio.Event()
+        self._orders: trio.socket.SocketType | None = None
+        self._mount_path = os.path.join(os.fsencode(mountpoint), b"")
+        self._to_send: list[tuple[int, bytes]] = []
+        self.broken = False
+        """Whether the last process could not begin, or did nothing."""
+        # A manager before this one may have had another pusher.
+        threads.replace(())
+
+    @property
+    def ready(self) -> bool:
+        return self._orders is not None
+
+    def need(self) -> None:
+        """Have the process started, unless it is there."""
+        self._needed.set()
+
+    def order(self, number: int, path: bytes) -> None:
+        """Have a file pushed, by its path in the mount, from the next `send` on."""
+        self._to_send.append((number, packed_order(number, self._mount_path + path)))
+
+    def send(self) -> list[int]:
+        """Send all orders; returns the numbers of those that the process does not take now."""
+        to_send, self._to_send = self._to_send, []
+        refused: list[int] = []
+        for first in range(0, len(to_send), ORDERS_AT_ONCE):
+            bunch = to_send[first : first + ORDERS_AT_ONCE]
+            message = b"".join(order for _, order in bunch)
+            if len(message) > MOST_BYTES or not self._send(message):
+                refused += [number for number, _ in bunch]
+        return refused
+
+    def _send(self, message: bytes) -> bool:
+        if self._orders is None:
+            return False
+        try:
+            # Not through trio: that would be a pass of its loop, and this never waits.
+            os.write(self._orders.fileno(), message)
+        except OSError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Have one process after the other until cancelled, from the time when it is needed."""
+        await self._needed.wait()
+        pause_s = PAUSE_S
+        while True:
+            try:
+                worked = await self._live()
+            except OSError as exc:
+                log.warning("cannot start the process that pushes files ahead: %s", exc)
+                worked = False
+            self.broken = not worked
+            pause_s = PAUSE_S if worked else min(2 * pause_s, LONGEST_PAUSE_S)
+            await trio.sleep(pause_s)
+
+    async def _live(self) -> bool:
+        """The life of one process; returns whether it worked. Raises OSError if it cannot be started."""
+        if (mount := mounted_at(self._mountpoint)) is None:
+            return False
+        major, minor = map(int, mount.device.split(":"))
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with trio.socket.from_stdlib_socket(ours) as answers:
+            with its:
+                # The package's own modules are left out, and so is whatever the user's environment adds.
+                process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-I", "-S", push_process.__file__),
+                        *map(str, (os.getpid(), os.makedev(major, minor), self._at_a_time)),
+                    ],
+                    stdin=its.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                )
+            try:
+                return await self._begin(answers) and await self._receive(answers)
+            finally:
+                was_ready, self._orders = self.ready, None
+                self._threads.replace(())
+                process.kill()
+                # If it waits in the kernel, it ends later, and is waited for when the next one is made.
+                if was_ready and process.poll() is None:
+                    log.debug("the process that pushes files ahead ends")
+                self._lost()
+
+    async def _begin(self, answers: trio.socket.SocketType) -> bool:
+        """Wait until all threads of the process take orders; returns whether they do."""
+        threads: list[int] = []
+        with trio.move_on_after(BEGIN_S) as waiting:
+            while len(threads) < self._at_a_time:
+                if not (hello := await _received(answers)):
+                    log.warning("the process that pushes files ahead has ended before it could begin")
+                    return False
+                threads.append(*HELLO.unpack(hello))
+        if waiting.cancelled_caught:
+            log.warning("the process that pushes files ahead has not begun within %g s: another one starts", BEGIN_S)
+            return False
+        self._threads.replace(threads)
+        self._orders = answers
+        self.broken = False
+        return True
+
+    async def _receive(self, answers: trio.socket.SocketType) -> bool:
+        """Pass answers on until the process has ended, or is to be ended because it does nothing: False."""
+        asked_at_s: float | None = None
+        while True:
+            answer: bytes | None = None
+            with trio.move_on_after(ASK_S):
+                answer = await _received(answers)
+            now_s = trio.current_time()
+            if answer:
+                asked_at_s = None
+                number, outcome = ANSWER.unpack(answer)
+                if outcome != HERE:
+                    self._answered(number, outcome)
+            elif answer is not None:
+                log.warning("the process that pushes files ahead has ended: another one starts in %g s", PAUSE_S)
+                return True
+            elif asked_at_s is not None and now_s >= asked_at_s + self._patience_s:
+                log.warning(
+                    "the process that pushes files ahead does nothing (no answer for %.0f s): another one starts",
+                    now_s - asked_at_s,
+                )
+                return False
+            else:
+                # Once more each time, since a socket that is full of orders takes no question.
+                self._send(packed_order(0, b""))
+                asked_at_s = now_s if asked_at_s is None else asked_at_s
+
+
+async def _received(answers: trio.socket.SocketType) -> bytes:
+    """The next message of the process; empty once it has ended."""
+    try:
+        return await answers.recv(MOST_BYTES)
+    except ConnectionResetError:
+        # It has ended with orders that it had not read (unix(7) has the error of a peer that is gone).
+        return b""
+
 
 # Requests that pushes have in the kernel at a time: at least so many, and so many for each push that may wait for the
 # source. A file may be several.
@@ -148,8 +321,7 @@ class PushAhead:
         most_bytes: int,
     ) -> None:
         """At most `most` pushes wait for the source at a time; `fetch` fetches what the store is to keep."""
-        self._fetch = fetch
-        self._asks_for_names = asks_for_names
+        self._fetch, self._asks_for_names = fetch, asks_for_names
         # What is being fetched: all samples, and those of them with a request of their own, the first of chunks.
         self._coming: set[int] = set()
         self._requested: set[int] = set()
@@ -161,8 +333,7 @@ class PushAhead:
         # How long an order, or any other request of the pusher, may take at a source that hangs.
         self._patience_s = options.source_timeout_s + _LOST_S
         self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._patience_s, self._answered, self._lost)
-        self._counters = counters
-        self._engine = cache.engine
+        self._counters, self._engine = counters, cache.engine
         self._most_bytes = min(most_bytes, int(memory_bytes() * MEMORY_SHARE))
         self._orders: dict[int, _Order] = {}
         self._fetching = self._requests = self.waiting_bytes = 0
@@ -182,10 +353,7 @@ class PushAhead:
 
     @property
     def able(self) -> bool:
-        """False where no process can be started, and where the kernel does not say what it has in memory.
-
-        In the second case most pushes would not be reported.
-        """
+        """False if no process can be started, or the kernel does not say what it has: pushes would not be reported."""
         return self._kernel_reports and not self._pusher.broken
 
     @property
@@ -209,14 +377,15 @@ class PushAhead:
                 self._take_exchanged(waiting)
         if again:
             self.looks_again = False
-            self._give_up()
+            overdue_s = steady_clock.now() - self._patience_s
+            while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
+                self._not_prefetched(inode, failed=True)
         self._push_passed()
 
     def _waiting_of(self, reader: PlannedReader) -> _Waiting:
         """What waits for a reader, by positions as they are now."""
         epochs = _epochs_of(reader)
-        waiting = self._waiting.get(reader)
-        if waiting is None:
+        if (waiting := self._waiting.get(reader)) is None:
             waiting = self._waiting[reader] = _Waiting(epochs)
         if waiting.epochs != epochs:
             for node, done in waiting.count_from(epochs):
@@ -228,8 +397,7 @@ class PushAhead:
         while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Admission.PREFETCH:
             node, done = self._passed.popleft()
             for reader in self._waiting:
-                position = self._passed_by(reader, node.inode)
-                if position is not None:
+                if (position := self._passed_by(reader, node.inode)) is not None:
                     self._push(node, reader, position, done)
 
     def _passed_by(self, reader: PlannedReader, inode: int) -> int | None:
@@ -363,8 +531,7 @@ class PushAhead:
         # It waits for another draw, which may be the last that finds it in memory.
         if node.inode in self._orders or (node.inode in self._untaken and not reader.exchanges):
             return 0
-        stored = node.inode in self._engine.members
-        if not stored:
+        if not (stored := node.inode in self._engine.members):
             # From now on only later draws are a reason to keep it.
             self._engine.served(*reader.located(position))
             if node.stat.size <= _PASSING_BYTES and not self._engine.would_keep(node.inode, node.stat.size):
@@ -379,7 +546,6 @@ class PushAhead:
         self._fetching += not order.stored
 
     def _await(self, node: Node, reader: PlannedReader, position: int, done: Done, stored: bool) -> _Order:
-        """Note that a sample will wait in the page cache."""
         insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
         self.waiting_bytes += node.stat.size
         self._untaken[node.inode] = self._untaken.get(node.inode, 0) + 1
@@ -396,13 +562,8 @@ class PushAhead:
         coming = inode in self._orders or inode in self._coming
         return inode in self._engine.members or (inode in self._untaken and not coming)
 
-    # -- what becomes of orders
-
     def on_events(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
-        """Take note of workers' events.
-
-        Gives each inode that landed although no order waits for it any more, and for which reader, if that is known.
-        """
+        """Note workers' events; gives each inode that landed without an order, and for which reader, if known."""
         for access in accesses:
             if access.where == FORGOTTEN:
                 self._pages_lost()
@@ -432,11 +593,9 @@ class PushAhead:
             log.info(
                 "the kernel does not report its page cache (cachestat): planned samples are prefetched into the store"
             )
-        order = self._pop(inode)
-        if order is None:
+        if (order := self._pop(inode)) is None:
             return
-        failed = outcome != IN_MEMORY
-        if failed:
+        if failed := outcome != IN_MEMORY:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
         else:
             self._unreported.add(inode)
@@ -466,11 +625,6 @@ class PushAhead:
             self._not_prefetched(inode)
         self._passed.clear()
 
-    def _give_up(self) -> None:
-        overdue_s = steady_clock.now() - self._patience_s
-        while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
-            self._not_prefetched(inode, failed=True)
-
     def _not_prefetched(self, inode: int, failed: bool = False) -> None:
         order = self._pop(inode)
         assert order is not None
@@ -482,8 +636,7 @@ class PushAhead:
             self._engine.unserved(order.epoch, order.position)
 
     def _pop(self, inode: int) -> _Order | None:
-        order = self._orders.pop(inode, None)
-        if order is not None:
+        if (order := self._orders.pop(inode, None)) is not None:
             self._requests -= order.requests
             self._fetching -= not order.stored
             self._passing.discard(inode)

@@ -1,10 +1,9 @@
 """The program of the process that pushes files ahead: it has the kernel read them, so that readers need not wait.
 
-It is a client of the mount like any other one: it opens a file by its path, asks for its pages with
-posix_fadvise(POSIX_FADV_WILLNEED), which waits for no answer, and closes it. It is run with this file as the program,
-apart from the package (`python -I -S`), so it imports the standard library alone, and holds nothing of the daemon's: no
-descriptor of /dev/fuse, no store, no lock. So no one else waits for what it waits for. The kernel ends it with the
-thread that started it.
+It opens a file by its path, asks for its pages with posix_fadvise(POSIX_FADV_WILLNEED), which waits for no answer, and
+closes it. It is run with this file as the program (`python -I -S`), so it imports the standard library alone, and holds
+nothing of the daemon's: no descriptor of /dev/fuse, no store, no lock. So no one else waits for what it waits for. The
+kernel ends it with the thread that started it.
 
 Its standard input is one end of a pair of SOCK_SEQPACKET sockets. First each thread sends a `HELLO`. Then each message
 that comes holds some orders for one of the threads, whichever is free: a number and a path each (`packed_order`). An
@@ -47,12 +46,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def packed_order(number: int, path: bytes) -> bytes:
-    """One order of a message."""
     return _ORDER.pack(number, len(path)) + path
 
 
 def orders_of(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and path of each order."""
     at = 0
     while at < len(message):
         number, length = _ORDER.unpack_from(message, at)
@@ -96,10 +93,7 @@ class Push:
 
 
 def _pages_in_memory(file: int, length: int = 0) -> int:
-    """How many pages of the file's first bytes, or of all of it, the kernel has or is reading; raises OSError.
-
-    See cachestat(2).
-    """
+    """How many pages of the first bytes, or of all, the kernel has or is reading (cachestat(2)); raises OSError."""
     beginning = (ctypes.c_uint64 * 2)(0, length)
     counts = (ctypes.c_uint64 * 5)()
     if _libc.syscall(_SYS_CACHESTAT, file, beginning, counts, 0) != 0:

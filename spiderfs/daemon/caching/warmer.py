@@ -3,12 +3,10 @@
 To pin a file is to fetch it, and to have the engine keep it (`core/rooms.py`). A file for which pins have no room is
 not fetched. A version that the source has since then is another file, which is not pinned.
 
-A person names paths and globs: `train/cat`, `train/*/0*.png`, `**/*.jpg`.
-`*`, `?` and `[...]` match within one name (fnmatch(3)), and `**` matches any number of names. A pattern that matches a
-directory means all files below it. Every byte counts, and so do blanks at the ends. A name may contain the characters
-of globs. So a caller that knows the names of the source first takes a pattern as a path, and only if there is no such
-name as a glob. As in a shell, where a glob's first character does not match a dot, a glob means files below
-`.spiderfs/views` only if it begins with that name.
+A person names paths and globs: `train/cat`, `train/*/0*.png`, `**/*.jpg`. `*`, `?` and `[...]` match within one name
+(fnmatch(3)), and `**` matches any number of names. A pattern that matches a directory means all files below it. Every
+byte counts. A name may contain the characters of globs, so a pattern is a path if there is such a name, and only else a
+glob. A glob means files below `.spiderfs/views` only if it begins with that name.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from itertools import islice
 import trio
 
 from spiderfs.core.events import FETCHED, UNSTORED, WARMED
-from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.prefetch_backend import BackgroundRate
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.protocol.extents import file_of
@@ -160,13 +158,9 @@ class Warmer:
     """
 
     def __init__(self, supply: Supply, sample_max_bytes: int, note: Note, rate: BackgroundRate) -> None:
-        self._catalogue = supply.catalogue
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
-        self._content = supply.content
-        self._counters = supply.counters
-        self._sample_max_bytes = sample_max_bytes
-        self._note = note
+        self._catalogue, self._lister = supply.catalogue, supply.lister
+        self._fetcher, self._content = supply.fetcher, supply.content
+        self._counters, self._sample_max_bytes, self._note = supply.counters, sample_max_bytes, note
         self._rate = rate
         self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], CacheControl | None]](MAX_WAITING)
         self._work = trio.CancelScope()
@@ -204,7 +198,6 @@ class Warmer:
         self._work.cancel()
 
     async def run(self) -> None:
-        """Work through requests for ever."""
         while True:
             found, to_prefetch = trio.open_memory_channel[int](_MOST_FOUND)
             self._work = trio.CancelScope()
@@ -234,7 +227,7 @@ class Warmer:
             warming.searching = self._receive.statistics().current_buffer_used > 0
 
     async def _pin(self, cache: CacheControl, node: Node) -> bool:
-        """Pin a file if pins have room for it, of which earlier versions get none (`superseded.py` is later)."""
+        """Pin a file if pins have room for it, of which earlier versions get none (`Superseded` is later)."""
         pinned, directory = cache.pin(node.inode, node.stat.size), node.path.rpartition(b"/")[0]
         # All names of a directory were listed before its first file was found.
         if pinned or self._looked_in == directory:
@@ -289,10 +282,7 @@ class Warmer:
     async def _named(
         self, patterns: Sequence[Pattern], not_read: NotRead
     ) -> AsyncGenerator[tuple[Pattern, Node | None]]:
-        """What each pattern means, taken as a path: None if the source has no such file.
-
-        If that cannot be found out, `not_read` gets the error instead. The directories above are listed side by side.
-        """
+        """What each pattern means as a path: None if there is no such file. `not_read` gets what is not known."""
         starts = [await self._lister.start(pattern.path) for pattern in patterns]
         above = {
             pattern.path.rpartition(b"/")[0] for pattern, (_, names) in zip(patterns, starts, strict=True) if names
@@ -313,8 +303,7 @@ class Warmer:
     async def _fetch_all(self, to_prefetch: trio.MemoryReceiveChannel[int]) -> None:
         async for inode in to_prefetch:
             warming = self._warming
-            node = self._catalogue.known(inode)
-            if node is None:
+            if (node := self._catalogue.known(inode)) is None:
                 # Another version of the file was found meanwhile.
                 warming.failed += 1
             else:

@@ -31,9 +31,7 @@ WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncache
 
 class AccessLog:
     def __init__(self, run: RunLayout, enabled: bool, path_of: Callable[[int], bytes]) -> None:
-        self._file = run.access_log
-        self._wanted = run.access_log_wanted
-        self._enabled = enabled
+        self._file, self._wanted, self._enabled = run.access_log, run.access_log_wanted, enabled
         self._path_of = path_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
@@ -41,7 +39,6 @@ class AccessLog:
         self._recorded = trio.Event()
 
     def record_accesses(self, events: list[Access]) -> None:
-        """Remember accesses."""
         if self._enabled:
             noted = (access for access in events if access.where != OPENED)
             (self._unwritten if self._following else self._recent).extend(noted)

@@ -73,21 +73,16 @@ class ControlClient:
                         answers.feed(received)
                         for answer in answers:
                             patience.deadline = trio.current_time() + ANSWER_TIMEOUT_S
-                            if "text" in answer:
-                                take(answer["text"])
-                            else:
-                                return _outcome(answer)
+                            if "refused" in answer:
+                                raise ConfigError(answer["refused"])
+                            if "failed" in answer:
+                                raise SpiderfsError(answer["failed"])
+                            if "text" not in answer:
+                                return
+                            take(answer["text"])
         except (trio.TooSlowError, trio.BrokenResourceError, OSError, ValueError) as exc:
             raise TryAgain("the manager does not answer: it may be starting again") from exc
         raise TryAgain("the manager has ended in the middle of its answer")
-
-
-def _outcome(answer: dict[str, Any]) -> None:
-    """Raise what the last map of an answer says."""
-    if "refused" in answer:
-        raise ConfigError(answer["refused"])
-    if "failed" in answer:
-        raise SpiderfsError(answer["failed"])
 
 
 async def answer_questions(listener: socket.socket, table: Answering, nursery: trio.Nursery) -> None:
@@ -107,8 +102,11 @@ async def _answer(table: Answering, stream: trio.SocketStream) -> None:
 
     try:
         with trio.fail_after(QUESTION_TIMEOUT_S):
-            question = _unpacked(await _receive_all(stream))
-        act = _act(table, question, send)
+            question = msgpack.unpackb(await _receive_all(stream), unicode_errors="surrogateescape")
+        if "render" in question:
+            act = partial(table.render, question["render"], lambda text: send({"text": text}))
+        else:
+            act = partial(table.apply, question["apply"], question["text"])
     except trio.TooSlowError:
         log.debug("a control question came too slowly")
     except trio.BrokenResourceError:
@@ -125,15 +123,6 @@ async def _answer(table: Answering, stream: trio.SocketStream) -> None:
             await send(outcome)
     finally:
         await trio.aclose_forcefully(stream)
-
-
-def _act(
-    table: Answering, question: dict[str, Any], send: Callable[[dict[str, Any]], Awaitable[None]]
-) -> Callable[[], Awaitable[None]]:
-    """The action that a question asks for; raises TypeError or KeyError if the message is no question."""
-    if "render" in question:
-        return partial(table.render, question["render"], lambda text: send({"text": text}))
-    return partial(table.apply, question["apply"], question["text"])
 
 
 async def _send_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
@@ -162,10 +151,6 @@ async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
 def _packed(message: dict[str, Any]) -> bytes:
     packed: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
     return packed
-
-
-def _unpacked(received: bytes) -> Any:
-    return msgpack.unpackb(received, unicode_errors="surrogateescape")
 
 
 async def _receive_all(stream: trio.SocketStream) -> bytes:

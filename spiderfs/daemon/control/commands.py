@@ -49,18 +49,13 @@ class LiveOptions:
         policy_changed: Callable[[], Awaitable[None]],
     ) -> None:
         """`components` take a change over in this order. `policy_changed` comes last, and may take seconds."""
-        self.current = options
-        self._publish = publish
-        self._components = components
+        self.current, self._publish, self._components = options, publish, components
         self._policy_changed = policy_changed
         self._changing = trio.Lock()
         self._is_behind = False
 
     async def change(self, settings: Iterable[tuple[str, str]]) -> None:
-        """Change options by their names; raises SpiderfsError where that cannot be done, and then nothing has changed.
-
-        Samples that were evicted for a smaller capacity stay evicted even so.
-        """
+        """Change options; raises SpiderfsError, and then nothing has changed but what a smaller capacity evicted."""
         async with self._changing:
             before = after = self.current
             for name, value in settings:
@@ -114,8 +109,7 @@ Act = Callable[[bytes], Awaitable[None]]
 
 class ControlTable:
     def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act]) -> None:
-        self._renders = renders
-        self._acts = acts
+        self._renders, self._acts = renders, acts
         self.last_refusal = ""
         """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
         self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
@@ -159,31 +153,29 @@ async def change_config(options: LiveOptions, text: bytes) -> None:
     await options.change(settings)
 
 
-async def warm(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
-    """Begin to fetch the files that the lines name; where they name none, end what is being fetched."""
-    if text.strip(b"\n"):
-        warmer.warm(_patterns(options, forms, text))
-    else:
-        warmer.stop()
+OF_FILES = ("warm", "pin", "unpin", "evict")
+"""The control files by which the user names files to act on."""
 
 
-async def pin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
-    """Begin to pin the files that the lines name, and to fetch those that are not cached."""
-    warmer.warm(_patterns(options, forms, text), cache)
-
-
-async def unpin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
-    """Leave the files that the lines name to the policy again."""
-    await warmer.unpin(_patterns(options, forms, text), cache)
-
-
-async def evict(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
-    """Drop the files that the lines name from the cache."""
-    await warmer.evict(_patterns(options, forms, text), cache.evict)
-
-
-OF_FILES = {"warm": warm, "pin": pin, "unpin": unpin, "evict": evict}
-"""What acts on files that the user names, by control file."""
+async def act_on_files(
+    name: str, warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes
+) -> None:
+    """Do with the files that the lines name what the control file is for; `warm` without lines ends what is fetched."""
+    mountpoint = os.fsencode(options.mountpoint)
+    patterns = [Pattern(line, mountpoint, forms.linked) for line in text.split(b"\n") if line]
+    if not patterns and name != "warm":
+        raise ConfigError("no path: write one path or glob a line")
+    match name:
+        case "warm" if not patterns:
+            warmer.stop()
+        case "warm":
+            warmer.warm(patterns)
+        case "pin":
+            warmer.warm(patterns, cache)
+        case "unpin":
+            await warmer.unpin(patterns, cache)
+        case "evict":
+            await warmer.evict(patterns, cache.evict)
 
 
 async def pin_ratio(training: Training, text: bytes) -> None:
@@ -194,11 +186,3 @@ async def pin_ratio(training: Training, text: bytes) -> None:
     except ValueError as exc:
         raise ConfigError(f"ratio: {word}: write a share from 0 to 1, or auto") from exc
     training.pin_ratio(ratio)
-
-
-def _patterns(options: Options, forms: Forms, text: bytes) -> Sequence[Pattern]:
-    mountpoint = os.fsencode(options.mountpoint)
-    patterns = [Pattern(line, mountpoint, forms.linked) for line in text.split(b"\n") if line]
-    if not patterns:
-        raise ConfigError("no path: write one path or glob a line")
-    return patterns

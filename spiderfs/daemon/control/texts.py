@@ -89,8 +89,7 @@ async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[by
 async def scores(job_datasets: JobDatasets, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
     """The scores of every job dataset: its number, score and path of each sample."""
     for job_dataset in job_datasets:
-        scoring = batch_scoring.of(job_dataset)
-        if scoring is None:
+        if (scoring := batch_scoring.of(job_dataset)) is None:
             continue
         # A copy is of one moment: a batch may be scored while the list is written.
         values, inodes = scoring.scores.copy(), job_dataset.list.inodes
@@ -114,8 +113,7 @@ async def graph(job_datasets: JobDatasets, batch_scoring: BatchScoring) -> Async
             f"job dataset {job_dataset.number}: job {job_dataset.job_id}, list {escaped(known.name)}, "
             f"{len(known.keys)} samples\n"
         )
-        found = await batch_scoring.described(job_dataset, _RECALL_SAMPLE)
-        if found is None:
+        if (found := await batch_scoring.described(job_dataset, _RECALL_SAMPLE)) is None:
             lines.append("  nothing scored yet\n")
             continue
         found.append(("rows left out", f"{left_out_share:.3f}  (scoring them all takes longer than training)"))
@@ -185,7 +183,6 @@ def stats_json(figures: Figures) -> bytes:
 
 
 def metrics(figures: Figures, counters: SharedCounters) -> bytes:
-    """Every metric in Prometheus' text format."""
     sections = {name: section["bytes"] for name, section in figures["sections"].items()}
     directories = {found["directory"]: not found["left_out"] for found in figures["cache_dirs"]}
     return prometheus_text(counters, figures["metrics"], sections, figures["peers"], directories)

@@ -4,13 +4,11 @@ A plan goes on until its epoch or its trainer ends. With plans the cache is shar
 (`core/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported
 are passed on as unseen.
 
-**Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
-that shares its list publishes its plan like any other, and asks before each batch. What it is given changes places in
-its plan with what it wanted, here at once and there when it dispatches. So the plan stays what the rank will read, and
-is followed, fetched for and evicted by as any other; but of a rank that exchanges nothing is fetched ahead beyond what
-was dispatched, because the rest is going to change. If an answer comes too late, the rank's next question says what it
-has dispatched, and the plan is put right. A rank that goes on after this daemon was started again publishes its plan as
-it is by then, and asks on.
+**Ranks that exchange samples** ask before each batch which ones to take in the places of the next ones
+(`core/plans/exchange.py`). What a rank is given changes places in its plan with what it wanted, here at once and there
+when it dispatches. So the plan stays what the rank will read; but nothing is fetched ahead beyond what was dispatched,
+because the rest is going to change. If an answer comes too late, the rank's next question says what it has dispatched,
+and the plan is put right.
 
 All state belongs to the manager's event loop.
 """
@@ -30,7 +28,6 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.trainer import KnownList
@@ -60,9 +57,7 @@ class Sharing:
     """`chance` gives random numbers from 0 up to, but not including, 1. `cacheable` is as in `SharedList`."""
 
     def __init__(self, engine: Engine, chance: Callable[[], float], cacheable: Callable[[Key], bool]) -> None:
-        self._engine = engine
-        self._chance = chance
-        self._cacheable = cacheable
+        self._engine, self._chance, self._cacheable = engine, chance, cacheable
         self._digests: dict[Rank, str] = {}
         self._exchanging: dict[Rank, _Exchanging] = {}
         self._before: dict[str, Exchanged] = {}
@@ -76,10 +71,7 @@ class Sharing:
         question: Exchange,
         ready: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[np.uint32]:
-        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned.
-
-        `ready` is as in `SharedList.ask`.
-        """
+        """What the rank is to take for each sample wanted; empty: as planned. `ready` is as in `SharedList.ask`."""
         reader = self._engine.schedule.readers.get(rank)
         first = question.position - len(question.dispatched)
         if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:
@@ -90,7 +82,10 @@ class Sharing:
         known = self._exchanging.get(rank)
         # After a question that was lost, what was dispatched meanwhile is pending no more.
         if known is None or known.epoch is not reader.epoch or known.dispatched != first:
-            known = self._begin(rank, job, shared, reader.epoch, first)
+            self._keep_counts(rank, shared)
+            known = self._exchanging[rank] = _Exchanging(reader.epoch, first, first, first)
+            shared.begin(rank, job, np.unique(reader.epoch.order[first:]))
+            self._engine.rerank()
         members, counts = self._engine.members, shared.ranks[rank].counts
         for sample in shared.dispatched(rank, handed):
             member = members.get(shared.keys[sample])
@@ -103,14 +98,15 @@ class Sharing:
             for position, sample in enumerate(given, question.position):
                 if ready[sample]:
                     self._engine.served(reader.epoch, position)
-        for owner, other in self._readers(shared):
-            other.exchanges = shared.active and owner in self._exchanging
+        readers = self._engine.schedule.readers
+        for owner in shared.ranks:
+            if owner in readers:
+                readers[owner].exchanges = shared.active and owner in self._exchanging
         return np.array(given, np.uint32)
 
     def progressed(self, rank: Rank, progress: Progress) -> None:
         """A rank's loop has taken more of its samples."""
-        known = self._exchanging.get(rank)
-        if known is not None and known.epoch.number == progress.epoch:
+        if (known := self._exchanging.get(rank)) is not None and known.epoch.number == progress.epoch:
             self._take(rank, progress.taken)
 
     def planned(self, rank: Rank, plan: Plan) -> None:
@@ -137,15 +133,12 @@ class Sharing:
         self._before = {job: counts for job, counts in self._before.items() if job in jobs}
 
     def counts(self, job: str) -> Exchanged:
-        """What was exchanged for a job's ranks."""
         total = Exchanged() + self._before.get(job, Exchanged())
         for shared in self._engine.exchange_pending.lists.values():
             for rank in shared.ranks.values():
                 if rank.job == job:
                     total += rank.counts
         return total
-
-    # -- books
 
     def _shared(self, rank: Rank, known_list: KnownList) -> SharedList:
         """The list, shared from now on; a name may mean another list than before."""
@@ -162,23 +155,12 @@ class Sharing:
     def _list_of(self, rank: Rank) -> SharedList:
         return self._engine.exchange_pending.lists[self._digests[rank]]
 
-    def _readers(self, shared: SharedList) -> list[tuple[Rank, PlannedReader]]:
-        readers = self._engine.schedule.readers
-        return [(owner, readers[owner]) for owner in shared.ranks if owner in readers]  # type: ignore[misc]
-
     def _leave(self, rank: Rank) -> None:
         """A rank shares its list no more; the last one takes the list with it."""
         self._end(rank)
         digest = self._digests.pop(rank)
         if digest not in self._digests.values():
             self._engine.exchange_pending.remove(digest)
-
-    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Exchanging:
-        self._keep_counts(rank, shared)
-        known = self._exchanging[rank] = _Exchanging(epoch, first, first, first)
-        shared.begin(rank, job, np.unique(epoch.order[first:]))
-        self._engine.rerank()
-        return known
 
     def _end(self, rank: Rank) -> None:
         if self._exchanging.pop(rank, None) is not None:
@@ -188,8 +170,7 @@ class Sharing:
             self._engine.rerank()
 
     def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
-        ended = shared.ranks.get(rank)
-        if ended is not None:
+        if (ended := shared.ranks.get(rank)) is not None:
             job = str(ended.job)
             self._before[job] = self._before.get(job, Exchanged()) + ended.counts
 
@@ -222,11 +203,8 @@ class Plans:
         read_unseen: Callable[[Sequence[tuple[int, int]]], None],
         size_of: Callable[[int], int],
     ) -> None:
-        self._cache = cache
-        self._feed = feed
-        self._wake_prefetcher = wake_prefetcher
-        self._read_unseen = read_unseen
-        self._size_of = size_of
+        self._cache, self._feed, self._wake_prefetcher = cache, feed, wake_prefetcher
+        self._read_unseen, self._size_of = read_unseen, size_of
         self._sample_max_bytes = options.sample_max_bytes
         self.sharing = Sharing(cache.engine, random.Random().random, self._cacheable)
         # In an immutable mount the kernel opens files without asking.

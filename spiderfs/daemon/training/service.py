@@ -3,9 +3,8 @@
     hook_server -> service -> trainers             who is attached, with which lists
                               declared_lists       lists come into memory and leave it, and their redirects
                               scoring              batches become scores and hubs
-                              several_nodes        which mount scores a training's batches
+                              several_nodes        which mount scores a training's batches; plans of other nodes
                               plans                the draws of epochs
-                              remote_plans      those of jobs on other nodes
                               job_accounts         what each job reads
 
 What they learn reaches policy and engine through `core/feed.py` alone. The service decides nothing itself.
@@ -30,25 +29,14 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.cluster import Link, LinkStatus
-from spiderfs.core.events import (
-    FROM_THE_SOURCE,
-    HIT,
-    OPENED,
-    UNREPORTED,
-    UNSEEN,
-    WARMED,
-    Access,
-    Disconnected,
-    Dispatched,
-    Planned,
-    Progressed,
-)
+from spiderfs.core import events
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access, Planned, Progressed
 from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.schedule import Draw
 from spiderfs.core.policy import pinned_limit
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists, RedirectPublisher
-from spiderfs.daemon.training.job_datasets.job_accounts import JobAccounts, JobStatus
+from spiderfs.daemon.training.job_datasets.job_accounts import JobAccounts
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.several_nodes import RemotePlans, SeveralNodes
@@ -77,9 +65,7 @@ class Pinboard:
     """
 
     def __init__(self, catalogue: Catalogue, cache: CacheControl, feed: PolicyFeed, job_datasets: JobDatasets) -> None:
-        self._catalogue = catalogue
-        self._job_datasets = job_datasets
-        self._cache = cache
+        self._catalogue, self._job_datasets, self._cache = catalogue, job_datasets, cache
         self._feed = feed
         self._pins: dict[tuple[Trainer, str], tuple[JobDataset, list[int]]] = {}
         # The bytes of each job dataset's pins that the policy has.
@@ -165,8 +151,7 @@ class Training:
         workers_know: Callable[[], bool],
         identity: str = "",
     ) -> None:
-        """`workers_know` says whether all workers act by the trainers that were published last; `identity` is the
-        source's."""
+        """`workers_know`: whether all workers act by the trainers published last; `identity` is the source's."""
         self.job_datasets = JobDatasets()
         self.accounts = JobAccounts(cache.engine.schedule.planned, time.time() - steady_clock.now())
         self._cache = cache
@@ -195,8 +180,7 @@ class Training:
             options.sample_max_bytes,
             options.mountpoint,
         )
-        self._counters = supply.counters
-        self._immutable = options.immutable
+        self._counters, self._immutable = supply.counters, options.immutable
         self._workers_know = workers_know
         self._gives_substitutes = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
@@ -229,16 +213,13 @@ class Training:
     def on_access(self, access: Access, offered: bool) -> None:
         """A reader, or the mount itself, got bytes; `offered` says whether the engine has the access next."""
         job_dataset = self.trainers.job_dataset_with(access.trainer, access.wanted) if access.trainer else None
-        if self._recording is not None and access.where not in (OPENED, WARMED):
+        if self._recording is not None and access.where not in (events.OPENED, events.WARMED):
             self._record(self._recording, access, 0 if job_dataset is None else job_dataset.number, offered)
         if job_dataset is not None and offered:
             self.feed.served(job_dataset.job_dataset_id, access.wanted, access.inode)
 
     def _read_unseen(self, reads: Sequence[tuple[int, int]]) -> None:
-        """Trainers took these samples, and no worker saw the opens: the kernel had the bytes.
-
-        Where the kernel reports every open, what is unseen was not opened, or its event was lost.
-        """
+        """Trainers took these samples, and no worker saw the opens: the kernel had the bytes, or an event was lost."""
         if not self._immutable:
             return
         now_s = steady_clock.now()
@@ -259,11 +240,10 @@ class Training:
         """A trainer has read a sample that its plan names; `unseen`: its open will not be reported."""
         assert isinstance(trainer, int)
         assert isinstance(draw.key, int)
-        access = draw.access
-        if access is not None:
+        if (access := draw.access) is not None:
             access = self._with_origin_bytes(access)
         elif not draw.known and not (unseen and self._immutable):
-            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, UNREPORTED)
+            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, events.UNREPORTED)
         elif self._immutable:
             access = self._unseen(trainer, draw.key, draw.at_s)
         if access is not None:
@@ -302,12 +282,15 @@ class Training:
         node = self._catalogue.known(access.inode) if access.where in FROM_THE_SOURCE else None
         return access if node is None else access._replace(size=node.version.size)
 
-    def jobs(self) -> tuple[JobStatus, ...]:
-        """One status for each job that has a trainer attached, with what it has read unseen until now."""
+    def jobs(self) -> list[dict[str, Any]]:
+        """One status for each job that has a trainer attached, with what it has read unseen until now.
+
+        `exchanged` samples were taken in the place of others that were not cached, which saved fetching `saved_bytes`.
+        """
         self.plans.report_unseen(steady_clock.now())
         statuses = self.accounts.statuses(self.trainers.attached(), self.feed.status(), steady_clock.now())
-        counted = [(status, self.plans.sharing.counts(status.job)) for status in statuses]
-        return tuple(replace(one, exchanged=its.exchanged, saved_bytes=its.saved_bytes) for one, its in counted)
+        counted = [(status, self.plans.sharing.counts(status["job"])) for status in statuses]
+        return [{**one, "exchanged": its.exchanged, "saved_bytes": its.saved_bytes} for one, its in counted]
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""
@@ -423,7 +406,7 @@ class Training:
         if self._note_news is not None:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
-            self._note_news(Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
+            self._note_news(events.Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
         return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question, ready)
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
@@ -454,7 +437,7 @@ class Training:
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
         if self._note_news is not None:
-            self._note_news(Disconnected(number))
+            self._note_news(events.Disconnected(number))
         self.trainers.detach(trainer)
         self._nodes.left(trainer)
         await self.pinboard.trainer_left(trainer)

@@ -32,10 +32,7 @@ Oldest = Callable[[npt.NDArray[np.uint32], int], npt.NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class Declared:
-    """What became of a list that was declared: how many of its paths are unknown, and what the trainer should know.
-
-    `example` is one of the unknown paths.
-    """
+    """What became of a declared list: how many paths are unknown, an `example`, and what the trainer should know."""
 
     unknown: int = 0
     warnings: Sequence[str] = ()
@@ -93,10 +90,7 @@ class SampleList:
 
 
 class KnownList:
-    """One list of samples that trainers have declared; its samples and files do not change.
-
-    Sample i of the list is the file `inodes[i]`; inode 0 stands for an unknown file.
-    """
+    """A declared list, whose samples and files do not change: sample i is the file `inodes[i]`, 0 if it is unknown."""
 
     def __init__(self, digest: str, samples: SampleList, inodes: npt.NDArray[np.uint64]) -> None:
         self.digest = digest

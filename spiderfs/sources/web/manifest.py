@@ -10,7 +10,7 @@ meanwhile share. Bytes are compared with the version by what comes with them: th
 manifest has a time.
 
 **Whole seconds.** nginx makes ETags of the time and the size, so a file may change within the second under its ETag.
-Such an ETag is taken as the time that it is: then versions settle as those of a directory do (`vfs/settling.py`).
+Such an ETag is taken as the time that it is: then versions settle as those of a directory do (`vfs/rules.py`).
 A manifest that was less than two seconds old when it was fetched is fetched again, whatever its ETag.
 """
 

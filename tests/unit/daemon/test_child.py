@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from spiderfs.daemon.deaths import live
+from spiderfs.daemon.supervisor import live
 from spiderfs.errors import SpiderfsError, StoreCorrupt
 from spiderfs.store.environment import EXIT_STORE_CORRUPT
 

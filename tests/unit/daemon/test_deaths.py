@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW
-from spiderfs.daemon.deaths import MANAGER, MANAGER_PAUSE_S, Deaths
 from spiderfs.daemon.restarts import DEATHS, FIRST_PAUSE_S, LIVED_S, LONGEST_PAUSE_S, REFUSED_AFTER
+from spiderfs.daemon.supervisor import MANAGER, MANAGER_PAUSE_S, Deaths
 from spiderfs.errors import DeadlyRequest
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.metrics import SharedCounters

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from spiderfs.core.memory import MemoryBounds, memory_bounds
-from spiderfs.daemon.memory import Memory
+from spiderfs.daemon.manager import Memory
 
 LIMIT = 1 << 30
 BOUNDS = memory_bounds(LIMIT, 1)

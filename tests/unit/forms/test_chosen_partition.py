@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_profile import MADE_UP
 
-from spiderfs.daemon.chosen_partition import Partition, chosen_partition
+from spiderfs.daemon.context import Partition, chosen_partition
 from spiderfs.errors import ConfigError, UsageError
 from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Reads, Record, SourceSpeed, load_record, save_record

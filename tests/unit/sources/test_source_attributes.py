@@ -12,7 +12,7 @@ import trio
 from hypothesis import given, settings
 
 from benchmarks.fakes import MemoryContent, MemorySource
-from spiderfs.daemon.caching.capacity import CacheCapacity
+from spiderfs.daemon.caching.cache_control import CacheCapacity
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -21,7 +21,7 @@ from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.settling import settles_at
+from spiderfs.vfs.rules import settles_at
 
 ROOT = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 1)
 # Seconds have 64 bits in struct statx, and nanoseconds come on top.
@@ -101,8 +101,7 @@ def test_any_source_can_be_measured(bits: int, mtime_ns: int, size: int) -> None
         await capacity.run()
         return capacity
 
-    survey = trio.run(measure).survey()
-    assert survey.source_bytes == min(3 * size, MAX_SIZE)
-    assert survey.done
-    struct.pack("<Q", survey.source_bytes)
+    measured_bytes = trio.run(measure).measured_bytes
+    assert measured_bytes == min(3 * size, MAX_SIZE)
+    struct.pack("<Q", measured_bytes)
     struct.pack("<Q", content.usage().capacity_bytes)

@@ -31,8 +31,7 @@ from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
-from spiderfs.vfs.large_files import ReadAhead
-from spiderfs.vfs.parts import FilePart, Parts
+from spiderfs.vfs.large_files import FilePart, Parts, ReadAhead
 
 INODE, BLOCKS = 100_000, 40
 SIZE = BLOCKS * BLOCK_BYTES + 4099

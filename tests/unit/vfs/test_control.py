@@ -24,7 +24,7 @@ from spiderfs.errors import (
 )
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import FIRST_INODE
-from spiderfs.vfs import snapshots as module
+from spiderfs.vfs import control_files as module
 from spiderfs.vfs.control_files import (
     CONTROL_DIRECTORY,
     CONTROL_INODE,

@@ -26,8 +26,7 @@ from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Keep
 from spiderfs.vfs import fetcher as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher, Transit
-from spiderfs.vfs.landing import ENTRY_BYTES, Landing
+from spiderfs.vfs.fetcher import ENTRY_BYTES, Episode, Fetcher, Landing, Transit
 
 pytestmark = pytest.mark.clock
 
@@ -471,7 +470,7 @@ async def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(harnes
 
 
 async def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.vfs.landing.ENTRY_BYTES", 0)
+    monkeypatch.setattr("spiderfs.vfs.fetcher.ENTRY_BYTES", 0)
     held: list[int] = []
     noted: list[int] = []
     landing = Landing(harness.content, 0.0, 100, InFlight(note=noted.append))

@@ -17,7 +17,7 @@ from spiderfs.sources.source import UNKNOWN, SourceStat
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.settling import WINDOW_S
+from spiderfs.vfs.rules import WINDOW_S
 
 TTL_S = 10.0
 LIMITS = SourceLimits(timeout_s=20.0, attempts=2, backoff_s=0.001, max_backoff_s=0.001)

@@ -24,8 +24,8 @@ from spiderfs.vfs.redirects import (
     NOTED_S,
     PendingReads,
     Redirects,
+    each_redirect,
     redirect_row,
-    redirect_rows,
     substitute_of,
     substitutes_of,
 )
@@ -353,9 +353,9 @@ def test_owners_and_modes_count_as_for_the_kernel(mode: int, uid: int, gid: int,
 def test_rows_are_taken_away_again() -> None:
     records = MemoryRecords(TABLES)
     records.put([redirect_row(1, WANTED, GIVEN), redirect_row(2, WANTED, OTHER)])
-    assert sorted(redirect_rows(records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
+    assert sorted(each_redirect(records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
     records.put([redirect_row(1, WANTED, None)])
-    assert redirect_rows(records) == [(WANTED, 2, OTHER)]
+    assert list(each_redirect(records)) == [(WANTED, 2, OTHER)]
     assert substitute_of(records, WANTED, 1) is None
     assert substitute_of(records, WANTED, 2) == OTHER
 
@@ -365,7 +365,7 @@ def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyP
     records = MemoryRecords(TABLES)
     rows = [(wanted, number, 7) for wanted in range(5) for number in (1, 2)]
     records.put([redirect_row(number, wanted, given) for wanted, number, given in rows])
-    assert redirect_rows(records) == rows
+    assert list(each_redirect(records)) == rows
 
 
 def test_the_substitutes_of_one_inode_are_not_those_of_the_next() -> None:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.vfs.settling import MOST_BEHIND_S, WINDOW_S, behind_s, may_look_old, settles_at, window_s
+from spiderfs.vfs.rules import MOST_BEHIND_S, WINDOW_S, behind_s, may_look_old, settles_at, window_s
 
 NOW = 1_800_000_000.0
 YEAR_2400 = 13_569_465_600

@@ -17,7 +17,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.spare_records import MemoryRecords
-from spiderfs.vfs import walk_ahead
+from spiderfs.vfs import lister
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.rules import Settings
@@ -124,7 +124,7 @@ async def test_names_of_an_earlier_mount_are_listed_and_not_asked_for_one_by_one
 async def test_no_one_waits_long_for_a_large_directory(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = (await harness.bare.filesystem.lookup(ROOT_INODE, b"d", CALLER)).attributes.inode
     harness.calls()
-    monkeypatch.setattr(walk_ahead, "MOMENT_S", 0.0)
+    monkeypatch.setattr(lister, "MOMENT_S", 0.0)
     listed, scan = threading.Event(), harness.source.scan
 
     def slow(path: bytes, known: object = ()) -> Iterator[tuple[bytes, SourceStat]]:

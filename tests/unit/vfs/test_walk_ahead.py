@@ -17,8 +17,7 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES, Catalogue, Node
-from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.walk_ahead import AHEAD, LEAST_AHEAD, WalkAhead
+from spiderfs.vfs.lister import AHEAD, LEAST_AHEAD, Lister, WalkAhead
 
 TTL_S = 10.0
 PATIENCE_S = 60.0

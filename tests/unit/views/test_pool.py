@@ -54,7 +54,7 @@ def test_a_killed_maker_is_replaced(pool: MakerPool) -> None:
     assert pool.pids != [pid]
 
 
-def test_a_stopped_maker_is_given_up_and_replaced() -> None:
+def test_a_stopped_maker_is_given_up_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = MakerPool(1, LONGEST, MOST)
     try:
         content = image_file()
@@ -67,24 +67,24 @@ def test_a_stopped_maker_is_given_up_and_replaced() -> None:
         began = threading.Timer(0.1, setattr, (pool, "_patience_s", 10.0))
         began.start()
         # The second maker has to start within the patience, so only the first attempt has the short one.
-        made = [pool.make(content, RECIPE)] if _second_is_patient(pool) else []
+        made = [pool.make(content, RECIPE)] if _second_is_patient(pool, monkeypatch) else []
         assert made == [view]
         assert pool.pids != [pid]
     finally:
         pool.close()
 
 
-def _second_is_patient(pool: MakerPool) -> bool:
-    new = pool._new
+def _second_is_patient(pool: MakerPool, monkeypatch: pytest.MonkeyPatch) -> bool:
+    new = pool_module._Maker
 
-    def patient():  # type: ignore[no-untyped-def]
+    def patient(*room: int):  # type: ignore[no-untyped-def]
         pool._patience_s = 10.0
-        maker = new()
+        maker = new(*room)
         make = maker.make
         maker.make = lambda original, recipe, _, give_way: make(original, recipe, 10.0, give_way)  # type: ignore[method-assign]
         return maker
 
-    pool._new = patient  # type: ignore[method-assign]
+    monkeypatch.setattr(pool_module, "_Maker", patient)
     return True
 
 

@@ -27,37 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs import __version__
+from spiderfs import __version__, protocol
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
 from spiderfs.daemon.training.trainer import Declared, Oldest, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.protocol import (
-    VERSION,
-    Batch,
-    Cached,
-    CachedRequest,
-    Decoder,
-    EpochEnd,
-    Error,
-    Exchange,
-    Given,
-    Goodbye,
-    Hello,
-    Limits,
-    Message,
-    Ok,
-    PartialSamples,
-    Pin,
-    Pinned,
-    Plan,
-    Progress,
-    Samples,
-    Scores,
-    ScoresRequest,
-    WarmUp,
-    Warn,
-    encode,
-)
+from spiderfs.protocol import Batch, EpochEnd, Error, Exchange, Goodbye, Message, Ok, Plan, Progress, Samples, Warn
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.escapes import escaped_path
 from spiderfs.views.tree import VIEWS_DIRECTORY
@@ -89,9 +63,7 @@ class Declaring:
     """The lists that one connection declares: at most `lists` of them, each of at most `list_bytes`."""
 
     def __init__(self, lists: int, list_bytes: int, together: DeclaredBytes) -> None:
-        self._lists = lists
-        self._list_bytes = list_bytes
-        self._together = together
+        self._lists, self._list_bytes, self._together = lists, list_bytes, together
         self._held = 0
         # Bytes of each list since its first chunk; None if the list was refused.
         self._read: dict[str, int | None] = {}
@@ -156,13 +128,10 @@ class Declaring:
         return begun
 
     def __contains__(self, name: object) -> bool:
-        """Whether a list with this name is being declared."""
         return name in self._begun
 
     def done(self, name: str) -> None:
-        """Forget the chunks of a list."""
-        begun = self._begun.pop(name, None)
-        if begun is not None:
+        if (begun := self._begun.pop(name, None)) is not None:
             self._hold(-begun.message_bytes)
 
     def end(self) -> None:
@@ -180,10 +149,7 @@ def _list_bytes(chunk: Samples) -> int:
 
 
 def is_below_mount(path: bytes) -> bool:
-    """Whether a relative path lies below the mount, and is written in its one normal form.
-
-    Control files are no samples, so of the control directory only the views count.
-    """
+    """Whether a relative path lies below the mount, in its one normal form; of the control directory, views alone."""
     names = path.split(b"/")
     if names[0] == b".spiderfs" and not path.startswith(VIEWS_DIRECTORY + b"/"):
         return False
@@ -212,9 +178,7 @@ class Backlog:
         self, items: int, batch_bytes: int, oldest: Mapping[str, Oldest | None], declaring: Container[str]
     ) -> None:
         """`oldest` has, by its list's name, what chooses rows that stay; lists in `declaring` are being declared."""
-        self._limit = items
-        self._limit_bytes = batch_bytes
-        self._oldest = oldest
+        self._limit, self._limit_bytes, self._oldest = items, batch_bytes, oldest
         self._declaring = declaring
         self._items: deque[Message | Run] = deque()
         self._held_bytes = 0
@@ -226,7 +190,7 @@ class Backlog:
         gone = 0
         if isinstance(message, Batch):
             last = self._items[-1] if self._items else None
-            if isinstance(last, list) and _alike(last[0], message):
+            if isinstance(last, list) and _kind_of(last[0]) == _kind_of(message):
                 last.append(message)
             else:
                 await self._room()
@@ -299,13 +263,9 @@ def _bytes_of(run: Run) -> int:
     return len(run) * _BATCH_BYTES + sum(array.nbytes for array in arrays if array is not None)
 
 
-def _alike(one: Batch, other: Batch) -> bool:
-    """Whether two batches can be scored as one."""
-    return (one.list, one.embeddings.shape[1], one.losses is None) == (
-        other.list,
-        other.embeddings.shape[1],
-        other.losses is None,
-    )
+def _kind_of(batch: Batch) -> tuple[str, int, bool]:
+    """What is the same for batches that can be scored as one."""
+    return batch.list, batch.embeddings.shape[1], batch.losses is None
 
 
 def _rows_of(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
@@ -320,7 +280,8 @@ _RECEIVE_BYTES = 1 << 18
 # Letters of a path that a warning shows, of which each may take four bytes there.
 _EXAMPLE = 200
 _AT_ONCE = (Progress, Exchange)
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
+_ASKED = (protocol.ScoresRequest, protocol.CachedRequest, protocol.Pin, protocol.WarmUp)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, *_ASKED, Goodbye)
 
 
 class HookSink(Protocol):
@@ -351,10 +312,7 @@ class HookSink(Protocol):
     def exchange(
         self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[np.uint32]:
-        """One sample of a declared list for each that is wanted, or none; the plan may come later.
-
-        `ready` says of each sample whether the job can use a partial sample of it.
-        """
+        """One sample for each that is wanted, or none; `ready`: of which the job can use a partial sample."""
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
@@ -379,7 +337,7 @@ class HookSink(Protocol):
 class ServerLimits:
     """The limits on the resources that trainers may use."""
 
-    message: Limits = field(default_factory=Limits)
+    message: protocol.Limits = field(default_factory=protocol.Limits)
     # Several trainings share a mount; each has some 8 ranks, whose dozen loader workers may keep partial samples.
     connections: int = 256
     lists: int = 8  # of one trainer: train and validation, and their subsets
@@ -416,12 +374,9 @@ class Connection:
         declared_bytes: DeclaredBytes,
         partials: PartialKeeper | None = None,
     ) -> None:
-        self.stream = stream
-        self._partials = partials
-        self._sink = sink
-        self._count = count
-        self._limits = limits
-        self._decoder = Decoder(limits.message)
+        self.stream, self._partials, self._sink = stream, partials, sink
+        self._count, self._limits = count, limits
+        self._decoder = protocol.Decoder(limits.message)
         self._answering = trio.Lock()
         self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
         # By the list's name, what chooses among rows that wait.
@@ -433,23 +388,22 @@ class Connection:
         peer = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)
 
-    async def answer(self, message: Message, version: int = VERSION) -> None:
+    async def answer(self, message: Message, version: int = protocol.VERSION) -> None:
         """Raises TooSlowError when the trainer reads none of its answers."""
         with trio.fail_after(self._limits.answer_timeout_s):
             async with self._answering:
-                await self.stream.send_all(encode(message, self._limits.message, version))
+                await self.stream.send_all(protocol.encode(message, self._limits.message, version))
 
-    async def greet(self) -> Trainer | PartialSamples | None:
+    async def greet(self) -> Trainer | protocol.PartialSamples | None:
         """The trainer, once it has said hello, or what a loader says in its place; None if neither comes."""
         with trio.move_on_after(self._limits.hello_timeout_s):
             while True:
-                message = await self._next()
-                if message is None:
+                if (message := await self._next()) is None:
                     return None
-                if isinstance(message, Hello):
-                    await self.answer(Ok(Hello.TYPE))
+                if isinstance(message, protocol.Hello):
+                    await self.answer(Ok(protocol.Hello.TYPE))
                     return Trainer(self.pid, self.uid, message)
-                if isinstance(message, PartialSamples):
+                if isinstance(message, protocol.PartialSamples):
                     return message
                 await self._refuse(ProtocolError(f"{message.TYPE} before hello", "order"))
         return None
@@ -467,8 +421,6 @@ class Connection:
         finally:
             self._declaring.end()
 
-    # -- reading
-
     async def _next(self) -> Message | None:
         """The next valid message; None at the end of the stream."""
         while True:
@@ -479,8 +431,7 @@ class Connection:
                 await self._refuse(item)
                 if item.fatal:
                     return None
-            data = await self.stream.receive_some(_RECEIVE_BYTES)
-            if not data:
+            if not (data := await self.stream.receive_some(_RECEIVE_BYTES)):
                 if self._decoder.in_frame:
                     self._count("hook_malformed", 1)
                 return None
@@ -495,9 +446,9 @@ class Connection:
 
     async def _refuse_version(self, version: int) -> None:
         """Refuse a hook of another version, in a frame that it can read."""
-        where = "where the training runs" if version < VERSION else "where the mount is, and mount again"
+        where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
         text = (
-            f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION} "
+            f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
             f"(spiderfs {__version__}): update spiderfs {where}"
         )
         await self.answer(Error("version", text), version)
@@ -522,8 +473,6 @@ class Connection:
         except ProtocolError as exc:
             await self._refuse(exc)
             return False
-
-    # -- feeding
 
     async def _feed(self, trainer: Trainer, backlog: Backlog) -> None:
         while (waited := await backlog.take()) is not None:
@@ -593,38 +542,34 @@ class Connection:
                 if ready is not None and len(ready) != samples:
                     raise ProtocolError(f"partial samples of {len(ready)} samples, and a list of {samples}", "index")
                 given = self._sink.exchange(trainer, message, ready)
-                await self.answer(Given(message.list, message.request, given))
-            case ScoresRequest():
+                await self.answer(protocol.Given(message.list, message.request, given))
+            case protocol.ScoresRequest():
                 _length(trainer, message.list)
                 scores = await self._sink.scores(trainer, message.list)
-                await self.answer(Scores(message.list, message.request, self._sink.follows_plans, scores))
-            case CachedRequest():
+                await self.answer(protocol.Scores(message.list, message.request, self._sink.follows_plans, scores))
+            case protocol.CachedRequest():
                 _length(trainer, message.list)
                 flags = await self._sink.cached(trainer, message.list)
                 bitmap = np.packbits(flags, bitorder="little")
-                await self.answer(Cached(message.list, message.request, len(flags), bitmap))
-            case Pin():
+                await self.answer(protocol.Cached(message.list, message.request, len(flags), bitmap))
+            case protocol.Pin():
                 _check_indices(_length(trainer, message.list), message.indices)
                 count = await self._sink.pin(trainer, message.list, message.indices)
-                await self.answer(Pinned(message.list, message.request, count))
-            case WarmUp():
+                await self.answer(protocol.Pinned(message.list, message.request, count))
+            case protocol.WarmUp():
                 _length(trainer, message.list)
                 await self._sink.warm_up(trainer, message.list, message.active)
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 
-    def _make_room(self, trainer: Trainer, name: str) -> None:
-        """Forget lists that are over, the oldest first, if a list of this name were one too many."""
-        while self._over and len({*trainer.lists, name}) > self._limits.lists:
+    async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
+        # If this list were one too many, those that are over are forgotten, the oldest first.
+        while self._over and len({*trainer.lists, chunk.list}) > self._limits.lists:
             over = next(iter(self._over))
             for of_lists in (self._over, self._epochs, self._oldest, trainer.lists):
                 del of_lists[over]
             self._sink.withdrawn(trainer, over)
-
-    async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
-        self._make_room(trainer, chunk.list)
-        whole = self._declaring.add(chunk, trainer.lists)
-        if whole is None:
+        if (whole := self._declaring.add(chunk, trainer.lists)) is None:
             return
         samples, rejected = whole
         try:
@@ -653,7 +598,6 @@ class Connection:
 
 
 def _length(trainer: Trainer, name: str) -> int:
-    """How many samples a declared list has."""
     if name not in trainer.lists:
         raise ProtocolError(f"no list {name[:40]!r} has been declared", "no-list")
     return trainer.lists[name]
@@ -689,10 +633,7 @@ def listen(path: Path) -> socket.socket:
 
 
 class HookServer:
-    """Admits trainers that connect to the hook's socket, and passes their messages to `sink`.
-
-    `count` adds to a counter of `metrics.COUNTERS`, by its name.
-    """
+    """Admits trainers at the hook's socket, and passes their messages to `sink`; `count` adds to a named counter."""
 
     def __init__(
         self,
@@ -702,20 +643,14 @@ class HookServer:
         partials: PartialKeeper | None = None,
     ) -> None:
         """Without `partials`, loaders are refused as by a daemon that knows nothing of them."""
-        self._sink = sink
-        self._partials = partials
-        self._count = count
+        self._sink, self._partials, self._count = sink, partials, count
         self._limits = limits
         self._connections = 0
         self.declared_bytes = DeclaredBytes(limits.declared_bytes)
         self.trainers: list[Trainer] = []
 
     async def serve(self, listener: socket.socket, path: Path) -> None:
-        """Serve connections until cancelled; the failure of one connection ends only that connection.
-
-        `path` is that of the listening socket. Where its file goes away, because someone tidies up, another takes its
-        place, and connections go on.
-        """
+        """Serve connections until cancelled; if the socket's file at `path` goes away, another takes its place."""
         async with trio.open_nursery() as connections:
             while True:
                 accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
@@ -772,7 +707,7 @@ class HookServer:
 
     async def _converse(self, connection: Connection) -> None:
         trainer = await connection.greet()
-        if isinstance(trainer, PartialSamples):
+        if isinstance(trainer, protocol.PartialSamples):
             if self._partials is None:
                 await connection.answer(Error("unknown", "this daemon keeps no partial samples"))
                 return

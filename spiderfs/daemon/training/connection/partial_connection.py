@@ -16,31 +16,18 @@ import contextlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import trio
 
+from spiderfs import protocol
 from spiderfs.core.partials import MOST_JOBS, Partials
 from spiderfs.core.partials import Turns as SharedTurns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.protocol import (
-    Decoder,
-    Error,
-    Exchange,
-    Goodbye,
-    Keep,
-    Limits,
-    Message,
-    Ok,
-    PartialSamples,
-    Room,
-    Turn,
-    Turns,
-)
 from spiderfs.protocol.partials import FIRST_PARTIAL, read_sealed
 from spiderfs.store.store import Content, ContentKey
 
@@ -58,19 +45,15 @@ class PartialKeeper:
 
     def __init__(self, content: Content, cache: CacheControl, most_bytes: int) -> None:
         """`most_bytes` is the size of the largest sample that is taken."""
-        self._content = content
-        self._cache = cache
+        self._content, self._cache = content, cache
         self._connections: Counter[str] = Counter()
         self._turns: dict[str, SharedTurns] = {}
         self._jobs: Counter[tuple[str, str]] = Counter()
         self._landing: set[int] = set()
         self.most_bytes = most_bytes
 
-    def begin(self, begun: PartialSamples) -> int:
-        """A process that keeps samples begins; returns how many bytes all that give the same name may fill.
-
-        Raises ProtocolError for a job that cannot share them with those that do.
-        """
+    def begin(self, begun: protocol.PartialSamples) -> int:
+        """Begin for a process; returns how many bytes its store may fill. Raises ProtocolError if jobs do not agree."""
         if begun.job is not None and begun.samples is not None:
             turns = self._turns.get(begun.store) or SharedTurns(begun.samples)
             if turns.samples != begun.samples:
@@ -82,7 +65,7 @@ class PartialKeeper:
         self._connections[begun.store] += 1
         return self._section.begin(begun.store, int(begun.wanted_bytes))
 
-    def end(self, begun: PartialSamples) -> None:
+    def end(self, begun: protocol.PartialSamples) -> None:
         """A process that has begun leaves."""
         if begun.job is not None:
             self._jobs[begun.store, begun.job] -= 1
@@ -96,16 +79,16 @@ class PartialKeeper:
             del self._connections[begun.store]
             self._section.end(begun.store)
 
-    def turns(self, begun: PartialSamples, turn: Turn) -> Turns:
+    def turns(self, begun: protocol.PartialSamples, turn: protocol.Turn) -> protocol.Turns:
         """Which generations a job is to use next; raises ProtocolError."""
         shared = self._turns.get(begun.store)
         if begun.job is None or shared is None:
             raise ProtocolError("turn is for a loader that has named its job", "order")
         if len(turn.indices) and int(turn.indices.max()) >= shared.samples:
             raise ProtocolError(f"sample {int(turn.indices.max())} of {shared.samples}", "index")
-        return Turns(*shared.take(begun.job, turn.indices, int(turn.generation[0])))
+        return protocol.Turns(*shared.take(begun.job, turn.indices, int(turn.generation[0])))
 
-    def ready(self, question: Exchange) -> npt.NDArray[np.bool_] | None:
+    def ready(self, question: protocol.Exchange) -> npt.NDArray[np.bool_] | None:
         """For each sample whether the job can use a generation that is there; None if it shares no partial samples."""
         shared = self._turns.get(question.store or "")
         return None if shared is None or question.job is None else shared.ready(question.job)
@@ -115,10 +98,7 @@ class PartialKeeper:
         return self._cache.partials
 
     async def keep(self, fd: int, size: int, inode: int, replaces: int | None) -> None:
-        """Keep the bytes of a sealed memory file under this inode.
-
-        Raises ProtocolError for a bad descriptor, inode or size, and if there is no room; StoreError.
-        """
+        """Keep the bytes of a sealed memory file; raises ProtocolError, also if there is no room, and StoreError."""
         if inode < FIRST_PARTIAL:
             raise ProtocolError(f"{inode} is the inode of a sample: a partial sample's is {FIRST_PARTIAL} or more")
         if not 0 < size <= self.most_bytes:
@@ -129,7 +109,9 @@ class PartialKeeper:
         self._landing.add(inode)
         try:
             for _ in range(_TRIES):
-                if not await trio.to_thread.run_sync(self._land, fd, size, inode):
+                if not await trio.to_thread.run_sync(
+                    lambda: self._content.land(ContentKey(inode), read_sealed(fd, size))
+                ):
                     self._cache.make_room_for(size)
                 elif self._cache.keep_partial(inode, size, replaces):
                     return
@@ -137,61 +119,57 @@ class PartialKeeper:
         finally:
             self._landing.discard(inode)
 
-    def _land(self, fd: int, size: int, inode: int) -> bool:
-        """Read the file and land its bytes, in a thread; returns whether landing has room for them."""
-        return self._content.land(ContentKey(inode), read_sealed(fd, size))
-
 
 @dataclass
 class PartialConnection:
     stream: trio.SocketStream
     keeper: PartialKeeper
-    answer: Callable[[Message], Awaitable[None]]
+    answer: Callable[[protocol.Message], Awaitable[None]]
     count: Callable[[str, int], None]
-    limits: Limits
+    limits: protocol.Limits
 
-    async def run(self, begun: PartialSamples) -> None:
+    async def run(self, begun: protocol.PartialSamples) -> None:
         """Serve the connection until the loader leaves, or its stream cannot be read any more."""
         try:
             room_bytes = self.keeper.begin(begun)
         except ProtocolError as exc:
             self.count("hook_malformed", 1)
-            await self.answer(Error(exc.code, str(exc)))
+            await self.answer(protocol.Error(exc.code, str(exc)))
             return
         try:
-            await self.answer(Room(float(room_bytes), self.keeper.most_bytes))
+            await self.answer(protocol.Room(float(room_bytes), self.keeper.most_bytes))
             await self._serve(begun)
         finally:
             self.keeper.end(begun)
 
-    async def _serve(self, begun: PartialSamples) -> None:
-        decoder = Decoder(self.limits)
+    async def _serve(self, begun: protocol.PartialSamples) -> None:
+        decoder = protocol.Decoder(self.limits)
         descriptors: list[int] = []
         try:
             while data := await self._receive(descriptors):
                 if decoder.in_frame and len(descriptors) > 1:
                     # A frame that goes on and on could bring as many as the manager may have.
                     self.count("hook_malformed", 1)
-                    await self.answer(Error("malformed", "more descriptors than one with a keep"))
+                    await self.answer(protocol.Error("malformed", "more descriptors than one with a keep"))
                     return
                 for message in decoder.feed(data):
                     try:
-                        if isinstance(message, Goodbye):
+                        if isinstance(message, protocol.Goodbye):
                             return
                         await self._act(begun, message, descriptors)
                     except ProtocolError as exc:
                         self.count("hook_malformed" if exc.code != "full" else "partials_refused", 1)
-                        await self.answer(Error(exc.code, str(exc)))
+                        await self.answer(protocol.Error(exc.code, str(exc)))
                         if exc.fatal:
                             return
                     except SpiderfsError as exc:
                         self.count("partials_refused", 1)
-                        await self.answer(Error("failed", str(exc)))
+                        await self.answer(protocol.Error("failed", str(exc)))
                 if descriptors and not decoder.in_frame:
                     self.count("hook_malformed", 1)
                     await self._close(descriptors)
                     await self.answer(
-                        Error("malformed", "descriptors that belong to no message: send one with each keep")
+                        protocol.Error("malformed", "descriptors that belong to no message: send one with each keep")
                     )
         finally:
             with trio.CancelScope(shield=True):
@@ -212,16 +190,18 @@ class PartialConnection:
                 descriptors += numbers
         return bytes(data)
 
-    async def _act(self, begun: PartialSamples, message: Message | ProtocolError, descriptors: list[int]) -> None:
+    async def _act(
+        self, begun: protocol.PartialSamples, message: protocol.Message | ProtocolError, descriptors: list[int]
+    ) -> None:
         mine = [*descriptors]
         descriptors.clear()
         try:
             if isinstance(message, ProtocolError):
                 raise message
-            if isinstance(message, Turn) and not mine:
+            if isinstance(message, protocol.Turn) and not mine:
                 await self.answer(self.keeper.turns(begun, message))
                 return
-            if not isinstance(message, Keep):
+            if not isinstance(message, protocol.Keep):
                 raise ProtocolError(f"{message.TYPE} is not for a loader to say", "order")
             if len(mine) != 1:
                 raise ProtocolError(f"keep comes with {len(mine)} descriptors: send one with each")
@@ -229,7 +209,7 @@ class PartialConnection:
             replaces = inodes[1] if len(inodes) > 1 else None
             await self.keeper.keep(mine[0], message.bytes, inodes[0], replaces)
             self.count("partials_kept", 1)
-            await self.answer(Ok(Keep.TYPE))
+            await self.answer(protocol.Ok(protocol.Keep.TYPE))
         finally:
             with trio.CancelScope(shield=True):
                 await self._close(mine)
@@ -239,11 +219,11 @@ class PartialConnection:
         """Close them in a thread, since closing a file of a slow file system may take its time."""
         closing = [*descriptors]
         descriptors.clear()
+
+        def close() -> None:
+            for fd in closing:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
         if closing:
-            await trio.to_thread.run_sync(_close_all, closing)
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for fd in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+            await trio.to_thread.run_sync(close)

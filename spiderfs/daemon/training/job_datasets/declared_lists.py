@@ -11,16 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
-from spiderfs.daemon.training.job_datasets.range_lists import inodes_of_extents
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import (
@@ -36,10 +39,60 @@ from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol import Hello
-from spiderfs.protocol.extents import DIRECTORY
+from spiderfs.protocol.extents import DIRECTORY, Extent, extent_of
 from spiderfs.store.store import Records
+from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.redirects import redirect_row, redirect_rows
+from spiderfs.vfs.redirects import each_redirect, redirect_row
+
+log = logging.getLogger(__name__)
+
+# How many extents are looked at between two chances for other tasks.
+_EXTENTS_AT_A_TIME = 2000
+
+
+async def inodes_of_extents(
+    paths: Sequence[bytes], supply: Supply, sample_max_bytes: int, release_blocks: Callable[[int], None]
+) -> npt.NDArray[np.uint64]:
+    """The inode of each extent, 0 for one without a file; workers find those extents in READs from now on.
+
+    A file of up to `sample_max_bytes` is read as a whole, so it stands for each of its extents. Of a larger one, blocks
+    are released: no one reads them any more, and what learns ranges has read many.
+    """
+    inodes = np.zeros(len(paths), np.uint64)
+    of_files: defaultdict[bytes, list[tuple[int, Extent]]] = defaultdict(list)
+    for number, path in enumerate(paths):
+        if (extent := extent_of(path)) is not None:
+            of_files[extent.file].append((number, extent))
+        if number % _EXTENTS_AT_A_TIME == 0:
+            await trio.lowlevel.checkpoint()
+    directories = {file.rpartition(b"/")[0] for file in of_files}
+    listed = await supply.lister.directories(directories, ttl_s=60.0)
+    for file, members in of_files.items():
+        directory, _, name = file.rpartition(b"/")
+        parent = listed.get(directory)
+        dentry = None if parent is None else supply.catalogue.find(parent.inode, name)
+        if parent is None or dentry is None or not stat.S_ISREG(dentry.stat.mode):
+            continue
+        numbers = [number for number, _ in members]
+        if dentry.stat.size <= sample_max_bytes:
+            inodes[numbers] = dentry.inode
+            continue
+        release_blocks(dentry.inode)
+        extents = [extent for _, extent in members]
+        inodes[numbers] = await trio.to_thread.run_sync(_record, supply, dentry.below(parent), extents)
+    return inodes
+
+
+def _record(supply: Supply, file: Node, extents: list[Extent]) -> list[int]:
+    inodes = supply.catalogue.record_extents(file, extents)
+    places = sorted({(extent.begin, extent.end) for extent in extents})
+    try:
+        supply.grids.publish(file.path, np.array(places, np.int64))
+    except OSError as exc:
+        log.warning("no range of %s is fetched ahead (%s): free the cache's disk", os.fsdecode(file.path), exc.strerror)
+        return [0] * len(inodes)
+    return inodes
 
 
 class RedirectPublisher:
@@ -54,27 +107,24 @@ class RedirectPublisher:
     """
 
     def __init__(self, feed: PolicyFeed, records: Records, job_datasets: JobDatasets) -> None:
-        self._feed = feed
-        self._records = records
-        self._job_datasets = job_datasets
+        self._feed, self._records, self._job_datasets = feed, records, job_datasets
         self._publishing = trio.Lock()
 
     def begin(self) -> None:
         """Empty the table: the substitutes that an earlier manager has published may no longer be cached."""
-        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in redirect_rows(self._records))
+        published = list(each_redirect(self._records))
+        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in published)
 
     async def publish(self) -> None:
         """Write the redirects that have changed since the last time."""
         async with self._publishing:
-            changes = self._feed.redirects_changed()
-            if not changes:
+            if not (changes := self._feed.redirects_changed()):
                 return
             rows = []
             for job_dataset_id, wanted, substitute in changes:
                 assert isinstance(wanted, int)
                 assert substitute is None or isinstance(substitute, int)
-                job_dataset = self._job_datasets.get(job_dataset_id)
-                if job_dataset is not None:
+                if (job_dataset := self._job_datasets.get(job_dataset_id)) is not None:
                     rows.append(redirect_row(job_dataset.number, wanted, substitute))
             await trio.to_thread.run_sync(self._records.put, rows)
 
@@ -88,7 +138,7 @@ class RedirectPublisher:
     async def withdraw(self, job_dataset: JobDataset) -> None:
         """Remove all redirects of a job dataset that leaves memory."""
         async with self._publishing:
-            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == job_dataset.number]
+            wanted = [row[0] for row in each_redirect(self._records) if row[1] == job_dataset.number]
             self._records.put(redirect_row(job_dataset.number, inode, None) for inode in wanted)
 
     def has_substitute(self, inode: int) -> bool:
@@ -97,8 +147,6 @@ class RedirectPublisher:
             self._feed.substitute(job_dataset.job_dataset_id, inode) is not None for job_dataset in self._job_datasets
         )
 
-
-log = logging.getLogger(__name__)
 
 # How long a job dataset stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a job
 # dataset learns about it some 150 bytes a sample.
@@ -134,14 +182,9 @@ class DeclaredLists:
         self._sample_max_bytes, self._mountpoint = sample_max_bytes, mountpoint
         # Lists of ranges that are in memory; "": perhaps some that an earlier manager of this mount had; `_LEARNING`.
         self._of_ranges = {""}
-        self._began_s = math.inf
-        self._cache = cache
-        self._feed = feed
-        self._job_datasets = job_datasets
-        self._trainers = trainers
-        self._scoring = scoring
-        self._redirects = redirects
-        self._scores_directory = scores_directory
+        self._began_s, self._cache, self._feed = math.inf, cache, feed
+        self._job_datasets, self._trainers, self._scoring = job_datasets, trainers, scoring
+        self._redirects, self._scores_directory = redirects, scores_directory
         # The time at which each job dataset was first found without a trainer. One that is being declared counts as
         # used.
         self._unused_since: dict[str, float] = {}
@@ -150,13 +193,8 @@ class DeclaredLists:
         # scores, and no two lists take the same room.
         self._beginning = trio.Lock()
 
-    # -- lists come
-
     async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
-        """Take a list that a trainer declares: its job's job dataset of this list begins, or goes on.
-
-        Raises ProtocolError if all job datasets together would have more than MAX_SAMPLES.
-        """
+        """Begin, or go on with, the job dataset of a declared list; raises ProtocolError for more than MAX_SAMPLES."""
         digest = digest_of(samples)
         job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
         warnings: list[str] = []
@@ -174,8 +212,7 @@ class DeclaredLists:
             async with self._beginning:
                 await self._make_room(job_dataset_id, len(samples))
                 known_list = self._job_datasets.known_list(digest, inodes) or KnownList(digest, samples, inodes)
-                job_dataset = self._job_datasets.get(job_dataset_id)
-                if job_dataset is None:
+                if (job_dataset := self._job_datasets.get(job_dataset_id)) is None:
                     number = self._job_datasets.number_of(job_dataset_id)
                     job_dataset = JobDataset(number, trainer.job_id, known_list, self._scores_directory)
                     self._job_datasets.put(job_dataset)
@@ -183,23 +220,25 @@ class DeclaredLists:
                         self._of_ranges.add(job_dataset_id)
                         await trio.to_thread.run_sync(set_read_ahead, self._mountpoint, NO_READ_AHEAD_KIB)
                     warnings += await self._begin(job_dataset, trainer.hello)
-                elif job_dataset.list is not known_list or not self._is_going_on(job_dataset):
+                elif job_dataset.list is not known_list or not (
+                    self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset_id)
+                ):
                     # Its scores are by index, so they hold for other files too.
                     job_dataset.list = known_list
                     warnings += await self._begin(job_dataset, trainer.hello)
             self._trainers.declare(trainer, samples.name, job_dataset, samples.sends_batches)
         return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
 
-    def _is_going_on(self, job_dataset: JobDataset) -> bool:
-        """Whether nothing is to be sent to, or asked of, a job that declares the list of this job dataset again."""
-        return self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset.job_dataset_id)
-
     async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
         """Begin a job dataset with the scores that its job, or the job that it names, has; returns what is missing."""
         warnings = []
         if hello.scores_from is not None and not job_dataset.directory.exists():
+            digest = job_dataset.list.digest
             try:
-                await self._take_over(job_dataset, hello.scores_from)
+                if (other := self._job_datasets.get(job_dataset_id_of(hello.scores_from, digest))) is not None:
+                    await self._scoring.save_job_dataset(other)
+                theirs = directory_of(self._scores_directory, hello.scores_from, digest)
+                await self._scoring.take_over(job_dataset, theirs)
             except OSError as exc:
                 warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
         await self._scoring.introduce(job_dataset)
@@ -209,14 +248,6 @@ class DeclaredLists:
             if hello.resume:
                 warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
         return warnings
-
-    async def _take_over(self, job_dataset: JobDataset, job_id: str) -> None:
-        other = self._job_datasets.get(job_dataset_id_of(job_id, job_dataset.list.digest))
-        if other is not None:
-            await self._scoring.save_job_dataset(other)
-        await self._scoring.take_over(
-            job_dataset, directory_of(self._scores_directory, job_id, job_dataset.list.digest)
-        )
 
     @contextlib.contextmanager
     def _declaring(self, job_dataset_id: str) -> Iterator[None]:
@@ -241,8 +272,6 @@ class DeclaredLists:
         if self._job_datasets.samples_beside(job_dataset_id) + samples > MAX_SAMPLES:
             return True
         return job_dataset_id not in self._job_datasets and len(self._job_datasets) >= MAX_JOB_DATASETS
-
-    # -- files change
 
     def superseded(self, inode: int, path: bytes) -> None:
         """Note that the file at a path has another version than this one."""
@@ -287,8 +316,6 @@ class DeclaredLists:
                     await self._scoring.introduce(other)
         return True
 
-    # -- lists leave
-
     async def let_go(self, grace_s: float = GRACE_S) -> None:
         """Let job datasets leave memory that no trainer has used for `grace_s`; their scores are saved first."""
         now = trio.current_time()
@@ -306,8 +333,7 @@ class DeclaredLists:
             if not self._is_used(job_dataset.job_dataset_id)
         }
         for job_dataset_id, since in list(self._unused_since.items()):
-            job_dataset = self._job_datasets.get(job_dataset_id)
-            if job_dataset is None or now - since < grace_s:
+            if (job_dataset := self._job_datasets.get(job_dataset_id)) is None or now - since < grace_s:
                 continue
             try:
                 await self._scoring.save_job_dataset(job_dataset)

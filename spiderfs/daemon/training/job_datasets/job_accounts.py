@@ -12,7 +12,7 @@ counts in the epoch that ran at the time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,44 +28,13 @@ _COUNTED = (HIT, *FROM_THE_SOURCE)
 _DRAWN = (*_COUNTED, UNSEEN, UNREPORTED)
 
 
-@dataclass(frozen=True)
-class JobStatus:
-    """One job with a trainer attached.
-
-    `lists` has the number of samples by the list's name; `epoch` is the one that runs, and `epochs` how many there will
-    be, if that is known. `hits` of the `samples` read did not wait for the source; of those, `page_cache_reads` were
-    answered by the kernel alone. `origin_bytes` were read from the source for this job: those for which it waited, and
-    those fetched ahead for its plans.
-    """
-
-    job: str
-    name: str | None
-    clients: Sequence[str]
-    pids: Sequence[int]
-    ranks: Sequence[int]
-    world_size: int
-    lists: Mapping[str, int]
-    epoch: int
-    epochs: int | None
-    samples_per_s: float
-    samples: int
-    hits: int
-    page_cache_reads: int
-    origin_bytes: int
-    substitutes: int
-    exchanged: int = 0
-    """How many samples the job has taken in the place of others that were not cached."""
-    saved_bytes: int = 0
-    """The bytes of those of them that were cached, which would have been fetched for these reads otherwise."""
-
-
 @dataclass
 class _Epoch:
     """What a job has read in one epoch, in the words of `.spiderfs/epochs`.
 
     `seconds` are those from its first read to its last, and `ended` is the time of the last one. `waited` of the
     `samples` waited for the source, `waited_s` in all readers together. `planned` were opened as a followed plan had
-    named them, `late` of these waited. `origin_bytes` are as in `JobStatus`.
+    named them, `late` of these waited. `origin_bytes` are as in `JobAccounts.statuses`.
     """
 
     job: str
@@ -136,15 +105,10 @@ class _Account:
         return sum(count for second, count in self.paced if last - _PACE_S <= second < last) / _PACE_S
 
 
-def _unplanned(trainer: int, inode: int) -> bool:
-    return False
-
-
 class JobAccounts:
-    def __init__(self, planned: Callable[[int, int], bool] = _unplanned, unix_s: float = 0.0) -> None:
+    def __init__(self, planned: Callable[[int, int], bool] = lambda trainer, inode: False, unix_s: float = 0.0) -> None:
         """`planned`: whether a trainer follows a plan that names a sample. `unix_s` is the time at second 0."""
-        self._planned = planned
-        self._unix_s = unix_s
+        self._planned, self._unix_s = planned, unix_s
         self._epochs: deque[_Epoch] = deque(maxlen=_KEPT_EPOCHS)
         self._accounts: dict[str, _Account] = {}
         # Events of a trainer may come after it has left; its number is given to another one much later.
@@ -158,12 +122,12 @@ class JobAccounts:
 
     def begin_epoch(self, job_id: str, epoch: int, now_s: float) -> None:
         """What a job reads from now on is of this epoch."""
-        account = self._accounts.get(job_id)
-        if account is not None and account.epoch.epoch != epoch:
+        if (account := self._accounts.get(job_id)) is not None and account.epoch.epoch != epoch:
             before = account.epoch
             account.epoch = self._epoch(before.job, before.name, epoch)
             account.before, account.began_s = before if before.samples else None, now_s
-            self._end(before)
+            if before.samples:
+                self._epochs.append(before)
 
     def _epoch(self, job_id: str, name: str | None, epoch: int) -> _Epoch:
         """The counts of an epoch that goes on after a pause, or new ones."""
@@ -173,10 +137,6 @@ class JobAccounts:
                 known.resumed = True
                 return known
         return _Epoch(job_id, name, epoch)
-
-    def _end(self, epoch: _Epoch) -> None:
-        if epoch.samples:
-            self._epochs.append(epoch)
 
     def epochs(self) -> list[dict[str, Any]]:
         """The counts of all epochs that are known, those that go on at the end."""
@@ -200,8 +160,7 @@ class JobAccounts:
 
     def drawn(self, access: Access, epoch: int) -> None:
         """Add what a trainer has read for a draw of this epoch."""
-        account = self._of(access.trainer)
-        if account is not None and access.where in _DRAWN:
+        if (account := self._of(access.trainer)) is not None and access.where in _DRAWN:
             account.read(access)
             self._row(account.epoch, epoch).read(access, True, self._unix_s + access.time_s)
 
@@ -217,49 +176,46 @@ class JobAccounts:
 
     def fetched_ahead(self, trainer: int, size: int) -> None:
         """Add a sample of `size` bytes that was fetched ahead for a trainer's plan."""
-        account = self._of(trainer)
-        if account is not None:
+        if (account := self._of(trainer)) is not None:
             account.origin_bytes += size
             account.epoch.origin_bytes += size
 
     def keep_only(self, job_ids: Collection[str]) -> None:
         """Forget all other jobs, but not their epochs."""
-        for job_id, account in self._accounts.items():
-            if job_id not in job_ids:
-                self._end(account.epoch)
+        over = [account.epoch for job_id, account in self._accounts.items() if job_id not in job_ids]
+        self._epochs.extend(epoch for epoch in over if epoch.samples)
         self._accounts = {job_id: account for job_id, account in self._accounts.items() if job_id in job_ids}
         self._job_of = {number: job_id for number, job_id in self._job_of.items() if job_id in job_ids}
 
-    def statuses(self, trainers: Iterable[Trainer], ratios: RatioStatus, now_s: float) -> tuple[JobStatus, ...]:
-        """One status for each job of these trainers, which are attached."""
+    def statuses(self, trainers: Iterable[Trainer], ratios: RatioStatus, now_s: float) -> list[dict[str, Any]]:
+        """One status for each job of these trainers, which are attached.
+
+        `lists` has the number of samples by the list's name, `epoch` is the one that runs. `hits` of the `samples` read
+        did not wait for the source; of those, `page_cache_reads` were answered by the kernel alone. `origin_bytes` were
+        read from the source: those for which the job waited, and those fetched ahead for its plans.
+        """
         jobs: dict[str, list[Trainer]] = {}
         for trainer in trainers:
             jobs.setdefault(trainer.job_id, []).append(trainer)
         epochs_done = {job.job_id: job.epochs_done for job in ratios.jobs}
-        return tuple(
-            self._status(job_id, ranks, epochs_done.get(job_id, ranks[0].hello.epoch or 0), now_s)
-            for job_id, ranks in jobs.items()
-        )
-
-    def _status(self, job_id: str, ranks: Sequence[Trainer], epoch: int, now_s: float) -> JobStatus:
-        account, hello = self._accounts[job_id], ranks[0].hello
-        return JobStatus(
-            job=job_id,
-            name=hello.name,
-            clients=tuple(dict.fromkeys(trainer.hello.client for trainer in ranks)),
-            pids=tuple(trainer.pid for trainer in ranks),
-            ranks=tuple(trainer.rank for trainer in ranks),
-            world_size=hello.world_size,
-            lists={name: samples for trainer in ranks for name, samples in trainer.lists.items()},
-            epoch=epoch,
-            epochs=hello.epochs,
-            samples_per_s=account.samples_per_s(now_s),
-            samples=account.samples,
-            hits=account.hits,
-            page_cache_reads=account.page_cache_reads,
-            origin_bytes=account.origin_bytes,
-            substitutes=account.substitutes,
-        )
+        statuses = []
+        for job_id, ranks in jobs.items():
+            hello, account = ranks[0].hello, self._accounts[job_id]
+            status: dict[str, Any] = {
+                "job": job_id,
+                "name": hello.name,
+                "clients": [*dict.fromkeys(trainer.hello.client for trainer in ranks)],
+                "pids": [trainer.pid for trainer in ranks],
+                "ranks": [trainer.rank for trainer in ranks],
+                "world_size": hello.world_size,
+                "lists": {name: samples for trainer in ranks for name, samples in trainer.lists.items()},
+                "epoch": epochs_done.get(job_id, hello.epoch or 0),
+                "epochs": hello.epochs,
+                "samples_per_s": account.samples_per_s(now_s),
+            }
+            counted = ("samples", "hits", "page_cache_reads", "origin_bytes", "substitutes")
+            statuses.append(status | {name: getattr(account, name) for name in counted})
+        return statuses
 
     def _of(self, trainer: int) -> _Account | None:
         return self._accounts.get(self._job_of.get(trainer, ""))

@@ -36,8 +36,7 @@ _MAX_NUMBER = 0xFFFF
 
 class JobDataset:
     def __init__(self, number: int, job_id: str, known_list: KnownList, scores_directory: Path) -> None:
-        self.number = number
-        self.job_id = job_id
+        self.number, self.job_id = number, job_id
         self.job_dataset_id = job_dataset_id_of(job_id, known_list.digest)
         self.list = known_list
         """Another one with the same digest takes its place when its files have changed (`DeclaredLists`)."""
@@ -50,8 +49,7 @@ class JobDataset:
 
     def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
         """The scoring with this name for embeddings of this dimension, made when the first batch comes. Blocks."""
-        scoring = self.scorings.get(name)
-        if scoring is None or not scoring.fits(dimension):
+        if (scoring := self.scorings.get(name)) is None or not scoring.fits(dimension):
             scoring = SCORINGS[name](self.list.labels, dimension, options)
             if scoring.restore(self.directory):
                 log.info("job %s continues with its scores of %s", self.job_id, self.list.name)
@@ -140,8 +138,7 @@ class JobDatasets:
 
     def number_of(self, job_dataset_id: str) -> int:
         """The number of a job dataset, which gets one now if it has none; the numbers in use are 1, 2, and so on."""
-        number = self._numbers.get(job_dataset_id)
-        if number is None:
+        if (number := self._numbers.get(job_dataset_id)) is None:
             number = len(self._numbers) + 1
             if number > _MAX_NUMBER:
                 # That of the job dataset which got one first, of those not in memory: there are far fewer in memory.

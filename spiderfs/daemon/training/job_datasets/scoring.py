@@ -74,20 +74,12 @@ class BatchScoring:
         recording: Recording | None,
         nodes: SeveralNodes,
     ) -> None:
-        self._cache = cache
-        self._feed = feed
-        self._job_datasets = job_datasets
-        self._counters = counters
-        self._scores_directory = scores_directory
+        self._cache, self._feed, self._job_datasets = cache, feed, job_datasets
+        self._counters, self._scores_directory = counters, scores_directory
         self._options = ScorerOptions(
-            options.neighbours,
-            options.radius,
-            options.radius_share,
-            embeddings=options.embeddings,
-            index=options.index,
+            options.neighbours, options.radius, options.radius_share, embeddings=options.embeddings, index=options.index
         )
-        self._recording = recording
-        self._nodes = nodes
+        self._recording, self._nodes = recording, nodes
         self._records_embeddings = options.trace_embeddings
         self._served_samples = ServedSamples()
         self._one_at_a_time = trio.CapacityLimiter(1)
@@ -101,8 +93,6 @@ class BatchScoring:
         """The scoring of a job dataset that the present policy goes by; None until it has something to learn from."""
         return job_dataset.scorings.get(self.scoring)
 
-    # -- what trainers read
-
     def record_accesses(self, accesses: Iterable[Access]) -> None:
         """Remember which sample's bytes trainers got, until the batches with these reads arrive."""
         for access in accesses:
@@ -113,13 +103,8 @@ class BatchScoring:
         """Forget the reads of a trainer that begins an epoch, or leaves: no batch comes for them any more."""
         self._served_samples.forget(trainer)
 
-    # -- batches
-
     async def learn(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> None:
-        """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has.
-
-        Where a score is a place within a batch, each batch is scored by itself, all its rows.
-        """
+        """Score up to ROWS_AT_ONCE rows of batches of one shape; each batch whole, if scores are places within it."""
         apart = SCORINGS[self.scoring].ranks_within_batches
         groups: Sequence[Sequence[Batch]] = [[batch] for batch in batches] if apart else [batches]
         for group in groups:
@@ -143,10 +128,7 @@ class BatchScoring:
         self._nodes.publish(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
 
     def _rows(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> _Rows | None:
-        """Match the rows of these batches with the samples that were served; returns the rows to score.
-
-        Returns None if no row is of a sample of the list.
-        """
+        """The rows to score, matched with the samples that were served; None if none is of a sample of the list."""
         served: list[Key] = []
         for batch in batches:
             served += self._served_samples.arrived(trainer, job_dataset.list.inodes[batch.indices].tolist())
@@ -194,10 +176,7 @@ class BatchScoring:
         return scored
 
     async def _publish(self, name: str, job_dataset: JobDataset, rows: _Rows, scored: BatchScores) -> list[SharedHub]:
-        """Give the policy the scores that the scoring `name` has made of these rows, and a hub of each batch.
-
-        A batch's hub is the best of its samples that is not a hub yet; returns these.
-        """
+        """Give the policy these scores, and of each batch its best sample that is no hub yet; returns these hubs."""
         hubs: list[SharedHub] = []
         if not await self._pass_on(name, job_dataset, scored.ids, lambda some: scored.scores[some]):
             return hubs
@@ -261,14 +240,11 @@ class BatchScoring:
             self._feed.scored(job_dataset.job_dataset_id, keys[there].tolist(), scores(some)[there].tolist())
         return True
 
-    # -- epochs and policies
-
     async def new_epoch(self, job_datasets: Collection[JobDataset]) -> dict[str, float]:
         """Begin an epoch of these scorings; returns how far the scores of each job dataset spread, if it has any."""
         sigmas = {}
         for job_dataset in job_datasets:
-            scoring = self.of(job_dataset)
-            if scoring is not None:
+            if (scoring := self.of(job_dataset)) is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
                 sigmas[job_dataset.job_dataset_id] = scoring.sigma
         return sigmas
@@ -286,21 +262,14 @@ class BatchScoring:
             # A score that is new since counts.
             await self._pass_on(name, job_dataset, ids, lambda some: job_dataset.scorings[name].scores[ids[some]])
 
-    # -- for people and samplers
-
     def to_draw_by(self, job_dataset: JobDataset) -> npt.NDArray[np.float32]:
         """One score a sample, for a sampler; empty while there are none."""
         scoring = self.of(job_dataset)
         return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
     async def described(self, job_dataset: JobDataset, sample: int) -> list[tuple[str, str]] | None:
-        """Figures of a job dataset's scoring for people, by name; None before anything was scored.
-
-        If the scoring has an index, this says which share of the neighbours the index finds: it is compared with all
-        samples of the list, for `sample` of them.
-        """
-        scoring = self.of(job_dataset)
-        if scoring is None:
+        """Figures of a scoring by name, with the recall of its index among `sample` samples; None before any score."""
+        if (scoring := self.of(job_dataset)) is None:
             return None
 
         def describe() -> list[tuple[str, str]]:
@@ -310,8 +279,6 @@ class BatchScoring:
             return found
 
         return await trio.to_thread.run_sync(describe, limiter=self._one_at_a_time)
-
-    # -- saving
 
     def save(self) -> None:
         """Write down the scores of all job datasets. Blocks on the disk, and must not run while a batch is scored."""

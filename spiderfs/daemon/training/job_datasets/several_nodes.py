@@ -106,8 +106,7 @@ class _OutgoingPlan:
 
 @dataclass
 class _IncomingPlan:
-    """When the last message of a reader on another node came, and the pieces of its plan so far; None if one is
-    lost."""
+    """When the last message of a reader on another node came, and the pieces of its plan; None if one is lost."""
 
     epoch: int
     at_s: float
@@ -128,12 +127,8 @@ class RemotePlans:
         counters: Counters,
         followed: Callable[[], bool],
     ) -> None:
-        self._link = link
-        self._homes = homes
-        self._engine = engine
-        self._job_datasets = job_datasets
-        self._counters = counters
-        self._followed = followed
+        self._link, self._homes, self._engine = link, homes, engine
+        self._job_datasets, self._counters, self._followed = job_datasets, counters, followed
         self._outgoing: dict[Reader, _OutgoingPlan] = {}
         self._queues: dict[str, _Queue] = {}
         self._to_send = trio.Event()
@@ -141,8 +136,6 @@ class RemotePlans:
         self._incoming: dict[str, _IncomingPlan] = {}
         self._kept: dict[str, _RemoteDataset] = {}
         self._changed, self._to_rank = trio.Event(), trio.Event()
-
-    # -- outgoing plans
 
     async def send(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
         """Send each home its part of a plan that the engine has now, if its epoch begins."""
@@ -263,8 +256,6 @@ class RemotePlans:
             come = int(np.searchsorted(positions, dispatched))
             self._enqueue(_plan_stream(home, sent.list.digest), Progress(self._name(reader), sent.epoch, come, come))
 
-    # -- incoming plans
-
     def wanted(self) -> dict[str, JobDataset]:
         """A job dataset of each list whose plans are to be received now, by its stream."""
         follows = self._own and self._followed()
@@ -279,8 +270,7 @@ class RemotePlans:
                 case PlanPiece(draws=0):
                     self._forget(part.reader)
                 case PlanPiece():
-                    order = self._order_with(part, now_s)
-                    if order is not None:
+                    if (order := self._order_with(part, now_s)) is not None:
                         await self._take(known_list, part, order)
                 case Progress(list=reader, epoch=epoch, dispatched=position):
                     known = self._incoming.get(reader)
@@ -343,12 +333,9 @@ class RemotePlans:
         return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
 
     def _forget(self, reader: str) -> None:
-        """Drop a reader's plan, if it has one."""
         self._incoming.pop(reader, None)
         self._engine.schedule.remote.drop(reader)
         self._to_rank.set()
-
-    # -- now and then
 
     async def run(self) -> None:
         """Send readers' progress, and forget readers of silent nodes, for as long as the mount lasts."""
@@ -441,9 +428,7 @@ class _Job:
 class SeveralNodes:
     def __init__(self, link: Link | None, job_datasets: JobDatasets, trainers: Trainers, counters: Counters) -> None:
         """Without a `link` nothing is sent and nothing received."""
-        self._link = link
-        self._job_datasets = job_datasets
-        self._trainers = trainers
+        self._link, self._job_datasets, self._trainers = link, job_datasets, trainers
         self._counters = counters
         # The job datasets of which another node's scores have come.
         self._scored_remotely: set[str] = set()
@@ -453,8 +438,6 @@ class SeveralNodes:
 
     def link_status(self) -> LinkStatus | None:
         return None if self._link is None else self._link.status()
-
-    # -- what this node sends
 
     def follows(self, job_dataset: JobDataset) -> bool:
         """Whether another node is to score the rows of this job dataset, which this one sends it."""
@@ -489,11 +472,8 @@ class SeveralNodes:
         if self._link is not None:
             self._link.look_again()
 
-    # -- what it receives
-
     async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
-        """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or by `run`, and
-        soon."""
+        """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or soon, by `run`."""
         if self._nursery is None or not self._trainers.scores_for_all(job_id):
             await act()
             return
@@ -544,10 +524,7 @@ class SeveralNodes:
     async def run(
         self, learner: Learner, publish: Callable[[], Awaitable[None]], plans: RemotePlans | None = None
     ) -> None:
-        """Receive from other nodes, and `publish` what readers are to know of it, for as long as the mount lasts.
-
-        `plans` has its own streams, if plans are shared.
-        """
+        """Receive from other nodes while the mount lasts, and `publish` what readers are to know; `plans` if shared."""
         self._learner = learner
 
         def planned() -> dict[str, JobDataset]:
@@ -558,8 +535,7 @@ class SeveralNodes:
 
         async def receive(stream: str, messages: Sequence[bytes]) -> bool:
             of_plans = planned()
-            job_dataset = (self._wanted(learner.scoring) | of_plans).get(stream)
-            if job_dataset is None:
+            if (job_dataset := (self._wanted(learner.scoring) | of_plans).get(stream)) is None:
                 return False
             parts = []
             for message in messages:
@@ -591,8 +567,7 @@ class SeveralNodes:
             del self._jobs[job_id]
         found = {}
         for job_dataset in self._job_datasets:
-            scores_for_all = self._trainers.scores_for_all(job_dataset.job_id)
-            if scores_for_all is not None:
+            if (scores_for_all := self._trainers.scores_for_all(job_dataset.job_id)) is not None:
                 found[_stream(_ROWS if scores_for_all else _SCORES, scoring, job_dataset)] = job_dataset
         return found
 

@@ -27,12 +27,8 @@ _MAX_NUMBER = 0xFFFF
 
 class Trainers:
     def __init__(self, publish: Callable[[Iterable[Attached]], None], has_substitutes: Callable[[], bool]) -> None:
-        """`publish` writes the list for workers, and raises OSError if it cannot.
-
-        `has_substitutes` says whether the policy has any; call `self.publish` when it says something else.
-        """
-        self._publish = publish
-        self._has_substitutes = has_substitutes
+        """`publish` writes the list for workers or raises OSError; call `self.publish` if `has_substitutes` changes."""
+        self._publish, self._has_substitutes = publish, has_substitutes
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
         # By job: the rank that has ended an epoch for it, and that epoch's number.
@@ -69,11 +65,9 @@ class Trainers:
         return {self._numbers[trainer] for trainer, _ in self._sends_batches}
 
     def attached(self) -> list[Trainer]:
-        """All trainers, in the order in which they attached."""
         return list(self._numbers)
 
     def any_of(self, job_id: str) -> bool:
-        """Whether some trainer of this job is attached."""
         return any(trainer.job_id == job_id for trainer in self._numbers)
 
     def remote_ranks(self, job_id: str) -> set[int]:
@@ -92,10 +86,7 @@ class Trainers:
         return trainer.rank <= min(other.rank for other in self._numbers if other.job_id == trainer.job_id)
 
     def ends_epoch(self, trainer: Trainer, epoch: int) -> bool:
-        """Whether a trainer's end of an epoch is that of its job here: that of the lowest rank that this mount has.
-
-        Higher ranks end it for themselves, also those that stay when that one has left.
-        """
+        """Whether a trainer's end of an epoch is its job's here: the lowest rank's, and no higher one's after it."""
         if not self.leads(trainer):
             return False
         who, last = self._ended.get(trainer.job_id, (trainer, -1))
@@ -103,8 +94,6 @@ class Trainers:
             return False
         self._ended[trainer.job_id] = trainer, epoch
         return True
-
-    # -- job datasets
 
     def declare(self, trainer: Trainer, name: str, job_dataset: JobDataset, sends_batches: bool) -> None:
         """Note that a trainer's list with this name belongs to this job dataset from now on."""
@@ -119,7 +108,6 @@ class Trainers:
         self.publish()
 
     def withdraw(self, trainer: Trainer, name: str) -> None:
-        """Forget a list of a trainer."""
         self._forget((trainer, name))
         self.publish()
 
@@ -152,8 +140,6 @@ class Trainers:
             if self._numbers.get(owner) == trainer and inode in job_dataset.list.index_of:
                 return job_dataset
         return None
-
-    # -- what workers know
 
     def publish(self) -> None:
         """Let workers know who is attached; where the disk is full, they know of no one until it has room."""

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from spiderfs.daemon.caching.background_rate import BackgroundRate
+from spiderfs.daemon.caching.prefetch_backend import BackgroundRate
 
 
 def in_no_time(*sizes: int, rate: BackgroundRate | None = None) -> float:

@@ -19,11 +19,7 @@ from spiderfs.core.partials import PARTIALS
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Hub, HubLimits
 from spiderfs.core.rooms import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, PINS
-from spiderfs.daemon.caching.cache_control import (
-    LANDING_MOST_SHARE,
-    CacheControl,
-    PinsStatus,
-)
+from spiderfs.daemon.caching.cache_control import LANDING_MOST_SHARE, CacheControl
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
@@ -273,7 +269,8 @@ def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
     again.fetched(*range(10, 20))
     again.check()
     assert again.kept(PINS) == [4]
-    assert again.cache.status().pins == PinsStatus(1, 500, again.cache.engine.pins_limit_bytes)
+    limit_bytes = again.cache.engine.pins_limit_bytes
+    assert again.cache.status()["pins"] == {"files": 1, "bytes": 500, "limit_bytes": limit_bytes}
     again.cache.unpin([4, 99])
     assert again.kept(PINS) == []
     again.check()
@@ -333,7 +330,7 @@ def test_partial_samples_take_their_room_from_the_policy():
     assert len(harness.cache.engine.members) == 2
     assert harness.cache.score(ContentKey(FIRST_PARTIAL + 3)) == 0
     # Partial samples are cached in no form of a file.
-    assert harness.cache.status().samples == harness.cache.status().entries - 5 == 2
+    assert harness.cache.samples == harness.cache.status()["entries"] - 5 == 2
     harness.cache.reconcile()
     assert len(harness.cache.partials) == 5
     harness.cache.set_capacity(4_000)

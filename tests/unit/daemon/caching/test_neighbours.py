@@ -18,7 +18,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
+from spiderfs.daemon.caching.fetch_ahead import Chunk, Neighbours
 from spiderfs.errors import ArchiveFailed, SourceError, SourceUnavailable
 from spiderfs.policies import POLICIES
 from spiderfs.sources.ranges import Grids

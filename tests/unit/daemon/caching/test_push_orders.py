@@ -21,13 +21,13 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREA
 from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching import pusher
+from spiderfs.daemon.caching import push_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.neighbours import Chunk
+from spiderfs.daemon.caching.fetch_ahead import Chunk
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult
 from spiderfs.daemon.caching.push_ahead import PushAhead
+from spiderfs.daemon.caching.push_ahead import Pusher as Pushing
 from spiderfs.daemon.caching.push_process import IN_MEMORY
-from spiderfs.daemon.caching.pusher import Pusher as Pushing
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
@@ -292,7 +292,7 @@ async def test_without_a_process_samples_are_fetched_into_the_store(
     assert not harness.backend.able
     lost: list[None] = []
     process = Pushing(tmp_path, 1, SharedSlots(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
-    monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
+    monkeypatch.setattr(push_ahead, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     async with trio.open_nursery() as nursery:
         process.need()

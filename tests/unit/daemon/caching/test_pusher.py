@@ -16,9 +16,9 @@ import trio.testing
 from planning import pusher_of
 from waiting import eventually
 
-from spiderfs.daemon.caching import pusher as module
+from spiderfs.daemon.caching import push_ahead as module
+from spiderfs.daemon.caching.push_ahead import ASK_S, ORDERS_AT_ONCE, Pusher
 from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, orders_of, packed_order
-from spiderfs.daemon.caching.pusher import ASK_S, ORDERS_AT_ONCE, Pusher
 from spiderfs.linux.mounts import Mount
 from spiderfs.shared.shared_memory import SharedSlots
 

@@ -13,8 +13,8 @@ import trio
 from waiting import eventually
 
 from benchmarks.fakes import MemoryContent, MemorySource
-from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.prefetch_backend import BackgroundRate
 from spiderfs.daemon.caching.warmer import Pattern, Warmer
 from spiderfs.errors import SourceDenied
 from spiderfs.linux import steady_clock

@@ -14,7 +14,7 @@ from test_two_jobs import EPOCH, Job
 
 from spiderfs.core.engine import Changes
 from spiderfs.core.policy import Hub
-from spiderfs.daemon.caching.superseded import Superseded
+from spiderfs.daemon.caching.cache_control import Superseded
 from spiderfs.daemon.training.job_datasets import declared_lists
 from spiderfs.protocol import Exchange, Plan
 from spiderfs.vfs.catalogue import Catalogue

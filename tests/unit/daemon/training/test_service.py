@@ -44,7 +44,7 @@ from spiderfs.trace import Recording, TracedBatch, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.redirects import redirect_rows
+from spiderfs.vfs.redirects import each_redirect
 
 SAMPLES, SIZE = 40, 100
 
@@ -268,7 +268,7 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
     for epoch in range(4):
         for _ in range(10):
             await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
-            rows = redirect_rows(harness.records)
+            rows = list(each_redirect(harness.records))
             seen += len(rows)
             assert all(job_dataset == 1 and label[wanted] == label[given] for wanted, job_dataset, given in rows)
             members = harness.cache.engine.members
@@ -279,7 +279,7 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
     assert len(scores) == SAMPLES
     assert (scores > 0).all()
     harness.training.redirects.begin()
-    assert redirect_rows(harness.records) == []
+    assert list(each_redirect(harness.records)) == []
 
 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
@@ -394,7 +394,7 @@ async def test_a_list_that_no_one_uses_is_let_go_after_a_while(
     gc.collect()
     assert gone() is None
     assert list(harness.training.job_datasets) == []
-    assert redirect_rows(harness.records) == []
+    assert list(each_redirect(harness.records)) == []
     assert known_scores(harness, inodes) <= len(members)
     assert set(harness.cache.engine.members) == members
     # And finds what was learned when it is declared again, under its old number.
@@ -426,7 +426,7 @@ async def test_other_policies_still_give_scores(tmp_path: Path) -> None:
     await harness.declare()
     await harness.batch(np.random.default_rng(1), list(range(16)))
     assert len(await harness.training.scores(harness.trainer, harness.list.name)) == SAMPLES
-    assert redirect_rows(harness.records) == []
+    assert list(each_redirect(harness.records)) == []
 
 
 # -- plans
@@ -473,10 +473,10 @@ async def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(
     await guide.plan(harness.trainer, planned([0, 1, 2]))
     guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
     guide.progressed(harness.trainer, Progress("train", 0, 3, 2))
-    assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
+    assert [job["page_cache_reads"] for job in harness.training.jobs()] == [0]
     later_s = steady_clock.now() + 2
     monkeypatch.setattr(steady_clock, "now", lambda: later_s)
-    assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
+    assert [job["page_cache_reads"] for job in harness.training.jobs()] == [2]
 
 
 async def test_plans_are_not_acted_on_while_the_option_is_off(harness: Harness) -> None:

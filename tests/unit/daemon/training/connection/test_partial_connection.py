@@ -173,7 +173,7 @@ def test_samples_leave_by_age_and_the_budget_holds(daemon: Daemon):
         assert isinstance(loader.keep(bytes(1000), FIRST + number), Ok)
         assert daemon.content.usage().used_bytes <= CAPACITY
     assert list(daemon.kept()) == [FIRST + number for number in range(10, 20)]
-    assert daemon.cache.status().sections[PARTIALS].bytes == 10_000
+    assert daemon.cache.status()["sections"][PARTIALS]["bytes"] == 10_000
 
 
 def test_a_sample_that_is_pushed_out_of_landing_lands_again(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):

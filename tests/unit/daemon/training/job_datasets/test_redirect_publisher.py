@@ -12,7 +12,7 @@ from spiderfs.daemon.training.job_datasets.declared_lists import RedirectPublish
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDatasets
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.redirects import redirect_row, redirect_rows
+from spiderfs.vfs.redirects import each_redirect, redirect_row
 
 
 class Harness:
@@ -27,7 +27,7 @@ class Harness:
     @property
     def rows(self) -> list[tuple[int, int, int]]:
         """Wanted inode, job dataset, substitute."""
-        return sorted(redirect_rows(self.records))
+        return sorted(each_redirect(self.records))
 
 
 @pytest.fixture

@@ -226,11 +226,8 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
     if mountpoint is not None or not every:
         raise UsageError("name one MOUNTPOINT to unmount, or write --all")
     detached, failures = [], []
-    user = os.geteuid()
-    ours = [mount for mount in mounts() if mount.fstype == FSTYPE]
-    # Those below another on one mount point too, the last one first: it may lie in an earlier one.
-    own = [mount for mount in reversed(ours) if user == 0 or f"user_id={user}" in mount.options.split(",")]
-    for mount in (*own, *all_served()):
+    # The last one first: it may lie in an earlier one.
+    for mount in (*reversed(_own_mounts()), *all_served()):
         try:
             detached.append(_detach(mount, lazy))
         except ConnectionRefusedError:
@@ -246,6 +243,13 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
     for failure in failures:
         click.echo(f"spiderfs: {printable(failure)}", err=True)
     ctx.exit(1 if failures else 0)
+
+
+def _own_mounts() -> list[Mount]:
+    """The mounts that this user made, or all for root; those below another on one mount point too."""
+    user = os.geteuid()
+    found = [mount for mount in mounts() if mount.fstype == FSTYPE]
+    return [mount for mount in found if user == 0 or f"user_id={user}" in mount.options.split(",")]
 
 
 def _detach(mount: Mount, lazy: bool) -> _Detached:

@@ -160,7 +160,8 @@ class RangeReader(Part):
         The kernel waits for other pages that a READ has locked, and the answer may be this process's to give. So this
         takes a thread, and a READ that finds it at work is answered without.
         """
-        if self._pushing:
+        # What is not read is not learned.
+        if self._pushing or self._read_log.is_kept(self._now()):
             return
         # A STORE of a part of a page would be lost.
         offset, end, pushes = offset // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES, []

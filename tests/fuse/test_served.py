@@ -304,7 +304,8 @@ def test_umount_all_ends_what_is_served(source: Path, tmp_path: Path) -> None:
         with socket_address(daemon.point.with_name("killed")) as address:
             killed.bind(address)
         # Root unmounts all, and so what other tests have mounted.
-        done = run_spiderfs("umount", "--all", first="from spiderfs.cli import mount; mount._own_mounts = lambda: []\n")
+        no_mounts = "from spiderfs.cli import mount\nassert mount._own_mounts\nmount._own_mounts = lambda: []\n"
+        done = run_spiderfs("umount", "--all", first=no_mounts)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"unmounted {URL}\n", "")
         assert daemon.supervisor.ended(10)
 

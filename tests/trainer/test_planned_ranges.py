@@ -447,7 +447,7 @@ def test_one_page_fault_brings_all_pages_of_an_extent(source: Path, tmp_path: Pa
     places = [(number << 16, 1 << 16) for number in range(SAMPLES)]
     with mounted(source, tmp_path, immutable=immutable) as mount:
         path = mount.point / "big/one.bin"
-        loader = DataLoader(Windows(path, places, True), batch_size=8, shuffle=True)
+        loader = DataLoader(Mapped(path, places), batch_size=8, shuffle=True)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
             read_epochs(loader, 1)
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:

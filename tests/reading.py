@@ -170,12 +170,12 @@ def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[s
     return wanted
 
 
-def source_of(sizes: Mapping[str, int]) -> Any:
-    """A fixture: a source of these files."""
+def source_of(files: Mapping[str, int] | Mapping[str, bytes], write: Callable[..., object] = write_files) -> Any:
+    """A fixture: a source of these files, which `write` makes: of their sizes, or of their contents."""
 
     @pytest.fixture
     def source(tmp_path: Path) -> Path:
-        write_files(tmp_path / "source", sizes)
+        write(tmp_path / "source", files)
         return tmp_path / "source"
 
     return source
@@ -183,13 +183,7 @@ def source_of(sizes: Mapping[str, int]) -> Any:
 
 def source_with(contents: Mapping[str, bytes]) -> Any:
     """A fixture: a source of files with these contents, which have just been written."""
-
-    @pytest.fixture
-    def source(tmp_path: Path) -> Path:
-        write_contents(tmp_path / "source", contents)
-        return tmp_path / "source"
-
-    return source
+    return source_of(contents, write_contents)
 
 
 def lasting_source(sizes: Mapping[str, int]) -> Any:

@@ -49,7 +49,7 @@ class Served(CacheHolder):
     def __init__(self, name: str, timeout_s: float | None = None) -> None:
         """`timeout_s`: how long an answer may take before TimeoutError is raised; by default any time."""
         super().__init__()
-        self.name, self._prefix = name, f"{SCHEME}{name}/"
+        self.name = name
         self._socket = socket_of(name)
         self._timeout_s = timeout_s
         self._idle: list[Connection] = []
@@ -175,17 +175,13 @@ class Served(CacheHolder):
             raise OSError(exc.errno, exc.strerror, self.url(below)) from None
 
     def url(self, below: bytes) -> str:
-        return f"{self._prefix}{os.fsdecode(below)}"
+        return f"{SCHEME}{self.name}/{os.fsdecode(below)}"
 
     def _below(self, path: AnyPath) -> bytes:
-        text = os.fsdecode(path)
-        if text.startswith(self._prefix):
-            below = os.fsencode(text[len(self._prefix) :])
-        else:
-            address = address_of(path)
-            if address is not None and address.name != self.name:
-                raise ValueError(f"{path!r} is not served as {self.name}")
-            below = os.fsencode(path) if address is None else address.path
+        address = address_of(path)
+        if address is not None and address.name != self.name:
+            raise ValueError(f"{path!r} is not served as {self.name}")
+        below = os.fsencode(path) if address is None else address.path
         if len(below) > _PATH_BYTES:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(path))
         return below.lstrip(b"/")

@@ -324,9 +324,10 @@ class State:
         self._path = settings.out / "state.json"
         begun = {"quick": settings.quick, "commit": commit()}
         kept = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self.records: dict[str, dict[str, Any]] = kept.get("records", {}) if kept.items() >= begun.items() else {}
-        # What is complete begins again.
-        if all(map(self.has, names)):
+        continued = kept.items() >= begun.items()
+        self.records: dict[str, dict[str, Any]] = kept["records"] if continued else {}
+        # What is complete begins again; so does what another commit began, which a benchmark would else continue.
+        if not continued or all(map(self.has, names)):
             for name in names:
                 self.records.pop(name, None)
                 (settings.out / f"{name}.json").unlink(missing_ok=True)

@@ -1,14 +1,17 @@
 """Where a mount is slower than reading the source directly: loader workers, file sizes, sources and plans.
 
-    .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE              hours; an interrupted one continues
-    .venv-dev/bin/python -m benchmarks.serving.never_slower --minutes 40 --json FILE     a part of it
-    .venv-dev/bin/python -m benchmarks.serving.never_slower --quick                  a narrow choice, in a minute
+    .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE              some twenty minutes
+    .venv-dev/bin/python -m benchmarks.serving.never_slower --minutes 10 --json FILE     a part; the next call continues
+    .venv-dev/bin/python -m benchmarks.serving.never_slower --quick                  two settings, in a minute
     .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE --plot FILE  a picture of what FILE has, too
+
+Sources, file sizes and numbers of loader workers are varied one at a time around CENTRE, and CORNERS are added. With
+--sources, --sizes or --workers all of their combinations are measured; what is not given is the centre's.
 
 Loader workers read every file once in each epoch. A cell is the rate of a mount as a multiple of the same workers that
 read the source directly, the median of all rounds; those below 1 are red and marked with <. Microseconds are processor
 time for each file, of the loader's and the mount's processes together. Directly, a source without latency is read with
-open(), any other by one request for each file.
+open(), any other by one request for each file: of an S3 server by obstore.
 
 The columns are the first epoch, and a later one with all and with a fifth of the bytes cached. For that fifth, readers
 drop the pages of what they have read, as if the data were larger than memory. A mount with a plan has both epochs'
@@ -25,7 +28,8 @@ import random
 import shutil
 import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +40,10 @@ from rich.console import Console
 from benchmarks.common.command import add_minutes, add_names, command_line, main
 from benchmarks.common.interruption import Slice, TimeIsOver, scratch_directory
 from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.sources import BUCKET
 from benchmarks.common.walking import walk
 from benchmarks.serving import process_cost
+from benchmarks.serving.paced_store import Bucket, Objects, paced_store
 from benchmarks.serving.peers import mounted
 from benchmarks.serving.readers import open_read_close
 from benchmarks.serving.serve import FileSet, made_files
@@ -50,6 +56,7 @@ from spiderfs.sources.source import Version
 class Source(NamedTuple):
     latency_ms: float
     bandwidth: int = 0  # bytes a second; 0 is no limit
+    is_store: bool = False  # an S3 server, not a directory
 
 
 class Way(NamedTuple):
@@ -58,9 +65,16 @@ class Way(NamedTuple):
 
 
 SOURCES = {f"{latency} ms": Source(latency) for latency in (0, 1, 5, 20, 100)}
-SOURCES["20 ms, 50 MB/s"] = Source(20, 50_000_000)
+SOURCES["5 ms, 25 MB/s"] = Source(5, 25_000_000)
+SOURCES["S3, 5 ms"] = Source(5, is_store=True)
 SIZES = {f"{size} kB": size * 1000 for size in (4, 16, 110, 1000)}
 WORKERS = ("1", "2", "4", "8", "16")
+Setting = tuple[str, str, str]
+"""A source, a size, and the number of loader workers."""
+CENTRE: Setting = ("5 ms", "110 kB", "2")
+# Where the processor is the limit: by bytes, and by opens.
+CORNERS: list[Setting] = [("5 ms", "1000 kB", "8"), ("1 ms", "4 kB", "16")]
+QUICK_SETTINGS: list[Setting] = [CENTRE, ("S3, 5 ms", *CENTRE[1:])]
 WAYS = {
     "no plan": Way("spiderfs", False),
     "plan": Way("spiderfs", True),
@@ -68,10 +82,12 @@ WAYS = {
     "immutable, plan": Way("immutable", True),
 }
 EPOCHS = ("first", "later, all cached", "later, a fifth")
-# Directly, an epoch takes about so long. With a plan it has as many files as a cache needs that is not tiny; no epoch
+# Directly, an epoch takes about so long. With a plan it has as many files as a cache needs that is not tiny, and that
+# its first second is not most of; on a narrow line, which no plan widens, a few times as many as directly. No epoch
 # has more bytes than the memory of a small machine holds.
 EPOCH_S = 1.5
-LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 3600, 4000, 400_000_000
+LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 3600, 4000, 800_000_000
+NARROW_TIMES = 3
 # What one core opens and reads in a second.
 OPENS_A_SECOND = 20_000
 
@@ -81,7 +97,7 @@ class Extent:
     rounds: int
 
 
-FULL, QUICK = Extent(3), Extent(1)
+FULL, QUICK = Extent(2), Extent(1)
 # The ends of the picture's colours, as multiples of the direct rate; what is further away has the same colour.
 SLOWEST, FASTEST = 0.5, 8.0
 Cell = dict[str, list[float]]
@@ -93,20 +109,29 @@ def count_of(source: Source, size: int, workers: int, planned: bool = False) -> 
     rate = workers / (source.latency_ms / 1000 + 1 / OPENS_A_SECOND)
     if source.bandwidth:
         rate = min(rate, source.bandwidth / size)
-    most = min(MOST_FILES, MOST_BYTES / size)
-    return int(min(most, max(LEAST_PLANNED if planned else LEAST_FILES, EPOCH_S * rate)))
+    least = LEAST_FILES
+    if planned:
+        least = int(NARROW_TIMES * EPOCH_S * rate) if source.bandwidth else LEAST_PLANNED
+    return int(min(MOST_FILES, MOST_BYTES / size, max(least, EPOCH_S * rate)))
 
 
-def measured(
-    files: FileSet, source: Source, workers: int, ways: list[str], rounds: int, scratch: Path
-) -> dict[str, Cell]:
-    """The cells of one setting, by way and epoch; "direct" is one of them."""
-    scratch.mkdir()
-    counts = {
-        planned: count_of(source, files.total_bytes // len(files.names), workers, planned) for planned in (False, True)
-    }
-    everything = [os.fsdecode(name) for name in files.names[: max(counts.values())]]
-    versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in everything}
+class Shown(NamedTuple):
+    """A source that can be mounted, with the options of its mounts, and how it is read without a mount."""
+
+    source: Path | str
+    options: str
+    direct: Callable[[str], int]
+
+
+@contextmanager
+def shown_source(source: Source, files: FileSet, scratch: Path) -> Iterator[Shown]:
+    names, size = list(map(os.fsdecode, files.names)), files.total_bytes // len(files.names)
+    if source.is_store:
+        with paced_store(Objects(names, size), source.latency_ms) as store:
+            options = f"source.endpoint={store.url},source.anonymous"
+            yield Shown(f"s3://{BUCKET}", options, Bucket(store.url).read)
+        return
+    versions = {name: Version(size, os.stat(files.root / name).st_mtime_ns) for name in names}
     slow = SlowSource(
         LocalSource(os.fspath(files.root)),
         SlowSettings.create(scratch / "faults", latency_ms=source.latency_ms, bandwidth=source.bandwidth),
@@ -115,8 +140,19 @@ def measured(
     def direct(name: str) -> int:
         if not source.latency_ms:
             return open_read_close(os.fsencode(files.root / name))
-        return len(slow.read(name.encode(), 0, versions[name].size, versions[name]))
+        return len(slow.read(name.encode(), 0, size, versions[name]))
 
+    yield Shown(files.root, f"source.latency_ms={source.latency_ms:g},source.bandwidth={source.bandwidth}", direct)
+
+
+def measured(
+    files: FileSet, source: Source, workers: int, ways: list[str], rounds: int, scratch: Path
+) -> dict[str, Cell]:
+    """The cells of one setting, by way and epoch; "direct" is one of them."""
+    scratch.mkdir()
+    size = files.total_bytes // len(files.names)
+    counts = {planned: count_of(source, size, workers, planned) for planned in (False, True)}
+    everything = [os.fsdecode(name) for name in files.names[: max(counts.values())]]
     cells: dict[str, Cell] = {}
 
     def add(cell: str, rate: float, cpu_s: float, base: float, files: int) -> None:
@@ -124,29 +160,30 @@ def measured(
         for field, figure in (("times", rate / base), ("rate", rate), ("cpu_us", cpu_s / files * 1e6)):
             row[field].append(float(f"{figure:.4g}"))
 
-    for number in range(rounds):
-        before_s = children_seconds()
-        base = loaders(everything[: counts[False]], direct, processes=workers)
-        add("direct", base, children_seconds() - before_s, base, counts[False])
-        for way, share in itertools.product(ways, (1.0, 0.2)):
-            names = everything[: counts[WAYS[way].planned]]
-            orders = [random.Random(2 * number + epoch).sample(names, len(names)) for epoch in (0, 1)]
-            capacity = None if share == 1 else int(share * sum(versions[name].size for name in names))
-            place = scratch / f"{number}-{list(WAYS).index(way)}-{capacity is None}"
-            options = f"source.latency_ms={source.latency_ms:g},source.bandwidth={source.bandwidth}"
-            options += "" if capacity is None else f",capacity={capacity}"
-            with mounted(WAYS[way].mount, files.root, place, options) as peer, ExitStack() as stack:
-                walk(peer.root)
-                begin = stack.enter_context(published_epochs(peer.root, orders)) if WAYS[way].planned else None
-                for epoch, order in enumerate(orders):
-                    before_s = children_seconds() + process_cost.cpu_seconds(peer.processes())
-                    read = reading(peer, partial(open_read_close, drops_pages=capacity is not None))
-                    rate = loaders(order, read, begin(epoch) if begin else None, workers)
-                    cpu_s = children_seconds() + process_cost.cpu_seconds(peer.processes()) - before_s
-                    if capacity is None or epoch:
-                        which = EPOCHS[0] if not epoch else EPOCHS[1] if capacity is None else EPOCHS[2]
-                        add(f"{way}: {which}", rate, cpu_s, base, len(names))
-            shutil.rmtree(place, ignore_errors=True)
+    with shown_source(source, files, scratch) as found:
+        for number in range(rounds):
+            before_s = children_seconds()
+            base = loaders(everything[: counts[False]], found.direct, processes=workers)
+            add("direct", base, children_seconds() - before_s, base, counts[False])
+            for way, share in itertools.product(ways, (1.0, 0.2)):
+                names = everything[: counts[WAYS[way].planned]]
+                orders = [random.Random(2 * number + epoch).sample(names, len(names)) for epoch in (0, 1)]
+                capacity = None if share == 1 else int(share * size * len(names))
+                place = scratch / f"{number}-{list(WAYS).index(way)}-{capacity is None}"
+                options = found.options + ("" if capacity is None else f",capacity={capacity}")
+                with mounted(WAYS[way].mount, found.source, place, options) as peer, ExitStack() as stack:
+                    walk(peer.root)
+                    planned = WAYS[way].planned
+                    begin = stack.enter_context(published_epochs(peer.root, orders)) if planned else None
+                    for epoch, order in enumerate(orders):
+                        before_s = children_seconds() + process_cost.cpu_seconds(peer.processes())
+                        read = reading(peer, partial(open_read_close, drops_pages=capacity is not None))
+                        rate = loaders(order, read, begin(epoch) if begin else None, workers)
+                        cpu_s = children_seconds() + process_cost.cpu_seconds(peer.processes()) - before_s
+                        if capacity is None or epoch:
+                            which = EPOCHS[0] if not epoch else EPOCHS[1] if capacity is None else EPOCHS[2]
+                            add(f"{way}: {which}", rate, cpu_s, base, len(names))
+                shutil.rmtree(place, ignore_errors=True)
     return cells
 
 
@@ -158,6 +195,10 @@ def shown(cell: Cell) -> str:
         text += f" {min(cell['times']):.2f}-{max(cell['times']):.2f}"
     text += f" {statistics.median(cell['cpu_us']):,.0f} us"
     return f"[red]< {text}[/red]" if times < 1 else text
+
+
+def short(times: float) -> str:
+    return f"{times:.0f}" if times >= 10 else f"{times:.2f}"
 
 
 def show(settings: dict[str, dict[str, Cell]], ways: list[str], console: Console) -> None:
@@ -174,46 +215,56 @@ def show(settings: dict[str, dict[str, Cell]], ways: list[str], console: Console
 
 
 def plot(settings: dict[str, dict[str, Cell]], ways: list[str], path: Path) -> None:
-    """Draw a map for each way and epoch: sources and sizes by loader workers, red below 1 and blue above."""
+    """Draw all settings by ways and epochs, red below 1 and blue above; each cell has what `shown` has."""
     import matplotlib
     import numpy as np
 
     matplotlib.use("Agg")
     from matplotlib import colors, pyplot
 
-    places = list(dict.fromkeys(setting.rpartition(", ")[0] for setting in settings))
-    workers = list(dict.fromkeys(setting.rpartition(", ")[2] for setting in settings))
-    size = (3.2 * len(EPOCHS), (0.55 + 0.21 * len(places)) * len(ways))
-    figure, axes = pyplot.subplots(len(ways), len(EPOCHS), figsize=size, layout="constrained", squeeze=False)
+    columns = [(way, epoch) for way in ways for epoch in EPOCHS]
+    size = (2.2 + 0.95 * len(columns), 0.9 + 0.42 * len(settings))
+    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
+    found = [[cells[f"{way}: {epoch}"] for way, epoch in columns] for cells in settings.values()]
+    times = np.array([[statistics.median(cell["times"]) for cell in row] for row in found])
     norm = colors.TwoSlopeNorm(0.0, float(np.log2(SLOWEST)), float(np.log2(FASTEST)))
-    for (row, way), (column, epoch) in itertools.product(enumerate(ways), enumerate(EPOCHS)):
-        axis = axes[row][column]
-        times = np.full((len(places), len(workers)), np.nan)
-        for (y, place), (x, count) in itertools.product(enumerate(places), enumerate(workers)):
-            cell = settings.get(f"{place}, {count}", {}).get(f"{way}: {epoch}")
-            if cell is not None:
-                times[y, x] = statistics.median(cell["times"])
-                axis.text(x, y, f"{times[y, x]:.2g}" if times[y, x] < 10 else f"{times[y, x]:.0f}", fontsize=7)
-        axis.imshow(np.log2(times), cmap="RdBu", norm=norm, aspect="auto")
-        for text in axis.texts:
-            x, y = map(int, text.get_position())
-            text.set(ha="center", va="center", color="black" if 0.6 < times[y, x] < FASTEST / 2 else "white")
-        axis.set_title(f"{way}: {epoch}", fontsize=9)
-        axis.set_xticks(range(len(workers)), [count.removesuffix(" workers") for count in workers], fontsize=7)
-        axis.set_yticks(range(len(places)), places if not column else [""] * len(places), fontsize=7)
-        if row == len(ways) - 1:
-            axis.set_xlabel("loader workers", fontsize=8)
+    axis.imshow(np.log2(times), cmap="RdBu", norm=norm, aspect="auto")
+    for (y, x), middle in np.ndenumerate(times):
+        least, most = (short(end(found[y][x]["times"])) for end in (min, max))
+        text = f"{short(middle)}\n{least}-{most}; {statistics.median(found[y][x]['cpu_us']):,.0f} us"
+        color = "black" if 0.6 < middle < FASTEST / 2 else "white"
+        axis.text(x, y, text, ha="center", va="center", fontsize=6, color=color)
+    axis.set_xticks(range(len(columns)), [f"{way}\n{epoch}" for way, epoch in columns], fontsize=7)
+    axis.xaxis.tick_top()
+    labels = []
+    for setting, cells in settings.items():
+        rate, cpu_us = (statistics.median(cells["direct"][what]) for what in ("rate", "cpu_us"))
+        labels.append(f"{setting}\ndirect {rate:,.0f}/s, {cpu_us:,.0f} us")
+    axis.set_yticks(range(len(settings)), labels, fontsize=7)
+    for x in range(len(EPOCHS), len(columns), len(EPOCHS)):
+        axis.axvline(x - 0.5, color="white", linewidth=3)
     figure.suptitle("Rate of a mount as a multiple of reading directly", fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
+def chosen(arguments: argparse.Namespace) -> list[Setting]:
+    given = arguments.sources, arguments.sizes, arguments.workers
+    if any(given):
+        return list(itertools.product(*(names or [own] for names, own in zip(given, CENTRE, strict=True))))
+    if arguments.quick:
+        return QUICK_SETTINGS
+    along = [
+        (*CENTRE[:axis], name, *CENTRE[axis + 1 :])
+        for axis, names in enumerate((SOURCES, SIZES, WORKERS))
+        for name in names
+    ]
+    return list(dict.fromkeys([*along, *CORNERS]))
+
+
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     rounds = arguments.extent.rounds
     ways = arguments.ways or (["no plan", "plan"] if arguments.quick else list(WAYS))
-    sizes = arguments.sizes or (["110 kB"] if arguments.quick else list(SIZES))
-    sources = arguments.sources or (["0 ms", "5 ms"] if arguments.quick else list(SOURCES))
-    workers = arguments.workers or (["4"] if arguments.quick else list(WORKERS))
     result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways, "epochs": list(EPOCHS)}}
     settings: dict[str, dict[str, Cell]] = {}
     if arguments.json is not None and arguments.json.exists():
@@ -222,20 +273,19 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             raise RuntimeError(f"{arguments.json} holds another extent; choose another file with --json")
         settings = settings_of(kept)
     part = Slice(arguments.minutes)
-    wanted = [
-        (f"{source}, {size}, {count} workers", source, size, int(count))
-        for size, source, count in itertools.product(sizes, sources, workers)
-    ]
-    left = [setting for setting in wanted if setting[0] not in settings]
+    wanted = {
+        f"{source}, {size}, {count} worker{'s' * (count != '1')}": (source, size, int(count))
+        for source, size, count in chosen(arguments)
+    }
+    left = {name: setting for name, setting in wanted.items() if name not in settings}
     with scratch_directory("never_slower") as scratch:
         made: dict[str, FileSet] = {}
-        for number, (setting, source, size, count) in enumerate(left):
+        for number, (setting, (source, size, count)) in enumerate(left.items()):
             if part.over:
                 raise TimeIsOver(f"{len(left) - number} settings are left: the same command goes on")
             if size not in made:
-                most = max(
-                    count_of(SOURCES[name], SIZES[size], int(each), True) for name in sources for each in workers
-                )
+                of_size = [each for each in left.values() if each[1] == size]
+                most = max(count_of(SOURCES[each[0]], SIZES[size], each[2], planned=True) for each in of_size)
                 made[size] = made_files(scratch / size.replace(" ", ""), most, SIZES[size])
                 os.sync()
             began = time.monotonic()
@@ -259,5 +309,5 @@ if __name__ == "__main__":
     add_minutes(program, "setting")
     program.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix into FILE")
     for option, known in (("--ways", WAYS), ("--sizes", SIZES), ("--sources", SOURCES), ("--workers", WORKERS)):
-        add_names(program, option, known, f"{option[2:]} to measure (default all, quick some)")
+        add_names(program, option, known, f"{option[2:]} to measure")
     main(measure, program)

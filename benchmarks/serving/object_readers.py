@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.common.sources import BUCKET
+from benchmarks.serving.paced_store import Bucket, bucket
 
 BATCH, WORKERS = 16, 8
 PART_BYTES, PARTS = 8 << 20, 8
@@ -55,28 +55,6 @@ class Objects(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return self._read(self.samples[index][0])
-
-
-def bucket(url: str) -> Any:
-    from obstore.store import S3Store
-
-    options: Any = {"allow_http": True}
-    return S3Store(BUCKET, endpoint=url, region="us-east-1", skip_signature=True, client_options=options)
-
-
-class Bucket:
-    """GETs by obstore. The client is made in the loader's worker, because it does not outlive a fork."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._store: Any = None
-
-    def read(self, key: str) -> int:
-        import obstore
-
-        if self._store is None:
-            self._store = bucket(self._url)
-        return len(obstore.get(self._store, key).bytes())
 
 
 def download(url: str, key: str, size: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from benchmarks.common.sources import BUCKET, patterned
@@ -218,3 +218,25 @@ def paced_store(objects: Objects, latency_ms: float, address: str = "127.0.0.1")
         here.close()
         process.join(END_PATIENCE_S)
         process.terminate()
+
+
+def bucket(url: str) -> Any:
+    from obstore.store import S3Store
+
+    options: Any = {"allow_http": True}
+    return S3Store(BUCKET, endpoint=url, region="us-east-1", skip_signature=True, client_options=options)
+
+
+class Bucket:
+    """GETs by obstore. The client is made in the loader's worker, because it does not outlive a fork."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Any = None
+
+    def read(self, key: str) -> int:
+        import obstore
+
+        if self._store is None:
+            self._store = bucket(self._url)
+        return len(obstore.get(self._store, key).bytes())

@@ -43,28 +43,28 @@ class Mounted:
         return [] if self.pid is None else process_tree(self.pid)
 
 
-def _bindfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
+def _bindfs(source: Path | str, mountpoint: Path, scratch: Path) -> list[str]:
     # bindfs runs with its defaults: --multithreaded made no difference beyond the noise of this measurement.
     return ["bindfs", "-f", "--no-allow-other", "-o", "ro", str(source), str(mountpoint)]
 
 
-def _rclone(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
+def _rclone(source: Path | str, mountpoint: Path, scratch: Path) -> list[str]:
     cache = ["--vfs-cache-mode", "full", "--cache-dir", str(scratch / "rclone")]
     # --config is empty, so that no setting of this user changes what is measured.
     return ["rclone", "mount", f":local:{source}", str(mountpoint), "--config", "", "--read-only", *cache]
 
 
-def _spiderfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
+def _spiderfs(source: Path | str, mountpoint: Path, scratch: Path) -> list[str]:
     # The capacity is large enough for all files, because this benchmark is not about what to keep.
     options = f"capacity={SPIDERFS_CAPACITY},cache_dir={scratch / 'spiderfs'}"
     return [str(SPIDERFS), "mount", str(source), str(mountpoint), "--foreground", "-o", options]
 
 
-def _immutable(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
+def _immutable(source: Path | str, mountpoint: Path, scratch: Path) -> list[str]:
     return [*_spiderfs(source, mountpoint, scratch / "immutable"), "-o", "immutable"]
 
 
-MountCommand = Callable[[Path, Path, Path], list[str]]
+MountCommand = Callable[[Path | str, Path, Path], list[str]]
 PEERS: dict[str, MountCommand | None] = {
     "native": None,
     "bindfs": _bindfs,
@@ -87,7 +87,7 @@ def python_of_peers() -> Path:
 
 
 @contextmanager
-def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterator[Mounted]:
+def mounted(name: str, source: Path | str, scratch: Path, options: str = "") -> Iterator[Mounted]:
     """Show `source` through the peer `name` while the context lasts; `scratch` holds its mount point, cache and log.
 
     `options` are more options for the peer's -o.
@@ -95,7 +95,7 @@ def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterat
     """
     command = PEERS[name]
     if command is None:
-        yield Mounted(name, source, None)
+        yield Mounted(name, Path(source), None)
         return
     mountpoint = scratch / f"mnt-{name}"
     further = ["-o", options] if options else []

@@ -107,6 +107,14 @@ def test_the_same_command_continues(settings: Settings) -> None:
     assert (settings.out.parent / "begun").read_text().split()[::2] == [*lines, "c.json"]
 
 
+def test_what_another_commit_began_is_not_continued(settings: Settings) -> None:
+    settings.out.mkdir()
+    settings.file(fake("a")).write_text("{}")
+    (settings.out / "state.json").write_text(json.dumps({"quick": False, "commit": "other", "records": {}}))
+    runner.State(settings, ["a"])
+    assert not settings.file(fake("a")).exists()
+
+
 def test_what_hangs_is_ended_with_all_that_it_started(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "TIMEOUT_FACTOR", 1 / 60)
     monkeypatch.setattr(runner, "END_PATIENCE_S", 0.2)

@@ -459,7 +459,8 @@ def ends_of_reads(
     found: list[list[float]] = []
     while len(found) < count:
         if come is not None and results.empty():
-            come(min(count * (max(counts) + IN_HAND), len(names)), count * min(counts))
+            read_now = list(counts)
+            come(min(count * (max(read_now) + IN_HAND), len(names)), count * min(read_now))
             time.sleep(REPORTED_EVERY_S)
         else:
             # At once: a full pipe holds up the readers.

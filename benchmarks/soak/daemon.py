@@ -20,6 +20,7 @@ from benchmarks.common.mounts import counts, is_mounted, spiderfs
 from benchmarks.fakes.faulty_source import FAULTS, Faults
 from benchmarks.serving.process_cost import children, process_tree, pss_bytes
 from benchmarks.soak.weather import Weather
+from spiderfs.protocol.extents import DIRECTORY as RANGES
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound
@@ -238,9 +239,13 @@ class Daemon:
         kept = {member.key.inode for member in members}
         named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | set(OWN_DIRECTORIES)
         leaving = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "gone")}
-        known = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "inode")}
+        inodes = {_KEY.unpack(key)[0]: row for key, row in _all_rows(records, "inode")}
+        # No directory lists an extent of a large file.
+        extents = {inode for inode, row in inodes.items() if RANGES in row}
+        known = inodes.keys() - extents
         self.rows = {
             "inode": len(known),
+            "extent": len(extents),
             "dentry": len(named - set(OWN_DIRECTORIES)),
             "gone": len(leaving),
             "member": len(members),

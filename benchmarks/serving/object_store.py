@@ -41,7 +41,7 @@ from benchmarks import tables
 from benchmarks.common import mounts
 from benchmarks.common.command import add_names, command_line, main
 from benchmarks.common.interruption import scratch_directory
-from benchmarks.common.results import plain_table, turns
+from benchmarks.common.results import turns
 from benchmarks.common.sources import BUCKET
 from benchmarks.serving.object_readers import Task
 from benchmarks.serving.paced_store import Asked, Objects, PacedStore, paced_store
@@ -196,22 +196,6 @@ def _epoch(said: dict[str, Any], asked: Asked, extent: Extent) -> Epoch:
 Figures = dict[str, list[list[Epoch]]]
 
 
-def show(figures: Figures, extent: Extent, console: Console) -> None:
-    title = f"{extent.objects:,} objects of {OBJECT_BYTES // 1000} kB, {extent.latency_ms} ms away"
-    headings = [text for epoch in EPOCHS for text in (f"{epoch}, files/s", "x obstore", "share", "requests")]
-    table = plain_table(title, "", *headings)
-    for name, rounds in figures.items():
-        cells = []
-        for number in range(len(EPOCHS)):
-            rates, base = ([found[number].files_s for found in figures.get(of, [])] for of in (name, "obstore"))
-            cells.append(f"{tables.median(rates):,.0f}")
-            cells.append(f"{tables.rounds(rates, base):.2f}" if base else "")
-            for field in ("share", "requests"):
-                cells.append(f"{tables.median(getattr(found[number], field) for found in rounds):.2f}")
-        table.add_row(name, *cells)
-    console.print(table)
-
-
 # -- the measurement
 
 
@@ -229,9 +213,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         for turn, name in turns(names, extent.rounds):
             place = scratch / re.sub(r"\W+", "-", f"{turn} {name}")
             figures[name].append(measure_epochs(name, extent, store, place))
-    show(figures, extent, console)
     found = {name: [[asdict(epoch) for epoch in one] for one in rounds] for name, rounds in figures.items()}
-    return {"extent": asdict(extent), "cases": {"far": found}}
+    result = {"extent": asdict(extent), "cases": {"far": found}}
+    print(tables.object_store(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -37,13 +37,14 @@ PATIENCE_S = 20.0
 POLL_S = 0.05
 # The time within which a daemon must have ended after SIGKILL or SIGTERM.
 ENDING_S = 25.0
-# The most that a daemon may use: three workers, the manager, the reading process of each, and the supervisor.
-MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
+# The most that a daemon may use: three workers, the manager, of each the reading process and the processes that make
+# views and index archives, and the supervisor.
+MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 1200, 600, 200, 20
 _NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")
 # How a line of the log begins.
 _ENTRY = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 # If the reading process of a worker or of the manager is killed, the worker or manager ends with a traceback.
-_EXPECTED = ("the process that reads from the source has ended",)
+_EXPECTED = ("the process that reads from the source",)
 _CONTROL_FILES = ("cache", "config", "graph", "metrics", "ratio", "redirects", "scores", "stats.json", "warm", "log")
 
 

@@ -237,6 +237,88 @@ def planned_ranges(result: Result) -> str:
     return markdown([*headings, *["learned, x planned, third epoch"] * with_learned], rows)
 
 
+STORES = {
+    "obstore": "obstore alone",
+    "opened": "a mount without a plan",
+    "planned": "**with a plan**",
+    "immutable planned": "with `immutable` and a plan",
+    "rclone": "rclone, whole files cached",
+    "s3fs": "s3fs, whole files cached without a limit",
+}
+
+
+def object_store(result: Result) -> str:
+    """Files a second of each epoch as multiples of obstore's, and the share that is fetched in the second one."""
+    found, rows = result["cases"]["far"], []
+    for system, name in STORES.items():
+        if system in found and "obstore" in found:
+            rates = [[[one[epoch]["files_s"] for one in found[of]] for of in (system, "obstore")] for epoch in (0, 1)]
+            times = [f"{rounds(*of):.2f}" for of in rates]
+            times[0] += f" ({median(rates[0][0]):,.0f} files/s)" * (system == "obstore")
+            rows.append([name, *times, f"{median(one[1]['share'] for one in found[system]):.2f}"])
+    return markdown(["x obstore", "first epoch", "second epoch", "of all bytes, fetched in the second"], rows)
+
+
+RECIPES = {
+    "Pillow": "[Pillow](#pillow)",
+    "torchvision.io": "[torchvision.io](#torchvisionio)",
+    "DALI": "[DALI](#dali), on the processor",
+    "OpenCV": "[OpenCV](#opencv)",
+    "simplejpeg and OpenCV": "[simplejpeg and OpenCV](#simplejpeg-and-opencv)",
+    "NumPy and OpenCV": "[NumPy and OpenCV](#numpy-and-opencv)",
+    "Whole batches by threads": "[Whole batches by threads](#whole-batches-by-threads)",
+}
+READ_AS = {"original": "originals", "jpeg256": "`jpeg256`", "bmp256": "`bmp256`", "npy256": "`npy256`"}
+
+
+def decoding(result: Result) -> str:
+    times, sizes = result["of_local_disk"], result["bytes_of_original"]
+    cells = {recipe: [times.get(f"{form}, {recipe}") for form in READ_AS] for recipe in RECIPES}
+    rows = [[RECIPES[recipe], *("" if of is None else f"{of:.2f}" for of in row)] for recipe, row in cells.items()]
+    of_form = [next((size for name, size in sizes.items() if name.startswith(f"{form}, ")), None) for form in READ_AS]
+    rows.append(["bytes of a file, × original", *("" if size is None else f"{size:.2f}" for size in of_form)])
+    return markdown(["x local disk", *READ_AS.values()], [row for row in rows if any(row[1:])])
+
+
+ARCHIVES = {"loose": "the same files outside of an archive", "tar": "uniform shuffle"}
+ARCHIVES |= {"tar, pool": "PoolSampler, blocks of 4 (default)"}
+
+
+def archives(result: Result) -> str:
+    """Of small members, in two epochs: requests and bytes for each sample, and images a second."""
+    found, rows = result["epochs"].get("requests", {}), []
+    for system, name in ARCHIVES.items():
+        if system in found:
+            cells = [f"{found[system][field]:.2f}" for field in ("reads", "bytes")]
+            rows.append([name, *cells, "" if system == "loose" else f"{found[system]['second x loose']:.1f}"])
+    return markdown(["a fifth cached, per sample", "requests", "bytes", "second epoch, times as fast"], rows)
+
+
+CLUSTERS = {
+    "one": "one node alone",
+    "apart": "three independent nodes",
+    "apart-planned": "three independent nodes with plans",
+    "homes": "three with `peers`",
+    "homes-planned": "three with `peers` and plans",
+    "immutable": "three with `peers` and `immutable`",
+}
+
+
+def cluster(result: Result) -> str:
+    found = result.get("rates", {})
+    rows = [
+        [
+            name,
+            f"{median(found[system]['samples_s']):.0f}",
+            f"{median(found[system]['samples_s']) / median(found['apart']['samples_s']):.2f}",
+            f"{median(found[system]['later']):.2f}",
+        ]
+        for system, name in CLUSTERS.items()
+        if system in found
+    ]
+    return markdown(["", "samples/s, all nodes together", "relative", "share from the source"], rows)
+
+
 LOADERS = {"opened mount": ("spiderfs", None), "**immutable**": ("immutable", 0.97)}
 LOADERS |= {"view `jpeg256`": ("view jpeg256", 1.9), "view `bmp256`": ("view bmp256", 2.6)}
 
@@ -445,6 +527,20 @@ def differences(runs: dict[int, Result], base: dict[int, Result]) -> list[float]
     return [100 * (run["top1"] - base[seed]["top1"]) for seed, run in runs.items() if seed in base]
 
 
+POOLS = {
+    "pool 4": "PoolSampler, blocks of 4 (default)",
+    "pool 16": "blocks of 16",
+    "pool 64": "blocks of 64",
+    "buffer of sorted shards": "a shuffle buffer over shards sorted by class",
+}
+
+
+def pool_sampler(result: Result) -> str:
+    runs = by_seed(result)
+    rows = [[name, intervals.shown(differences(runs[of], runs["uniform"]))] for of, name in POOLS.items()]
+    return markdown(["top-1 against a uniform shuffle, points", "difference [95 %]"], rows)
+
+
 SYSTEMS: tuple[str, ...] = ("lru", "lfu", "minio", "uniform+plan", "quiver", "echo 2", "shade", "icache", "impact")
 SYSTEMS += ("spider-imp", "spider-paper", "spider-released", "spider", "spider+plan")
 # As the papers report them.
@@ -610,6 +706,11 @@ def never_slower(result: Result) -> str:
 
 TABLES = {
     "never-slower": Rendered(never_slower, ("never_slower",)),
+    "object-store": Rendered(object_store, ("object_store",)),
+    "decoding": Rendered(decoding, ("decoding",)),
+    "archives": Rendered(archives, ("archives",)),
+    "pool-sampler": Rendered(pool_sampler, ("pool_sampler",)),
+    "cluster": Rendered(cluster, ("cluster",)),
     "photos": Rendered(photos, ("streaming_formats",)),
     "photos-short": Rendered(photos_short, ("streaming_formats",), dated=False),
     "streaming-formats": Rendered(streaming_formats, ("streaming_formats",)),

@@ -33,7 +33,7 @@ from benchmarks.common.command import add_data, add_names, command_line, main
 from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts, mounted
-from benchmarks.common.results import plain_table, turns
+from benchmarks.common.results import turns
 from benchmarks.serving.format_loaders import Task
 from benchmarks.serving.streaming_formats import FOLDERS, read
 
@@ -139,7 +139,6 @@ def measure(system: System, case: Case, source: Path, samples: int, scratch: Pat
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     extent: Extent = arguments.extent
     epochs: dict[str, dict[str, dict[str, float]]] = {}
-    table = plain_table("", "", "start_s", "first", "x loose", "second", "x loose", "reads", "bytes")
     with scratch_directory("archives") as scratch:
         sources = {True: scratch / "photos", False: scratch / "small"}
         make_images(sources[True] / "loose", arguments.data, extent.images, -(-extent.images // FOLDERS))
@@ -161,10 +160,9 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 for field in ("first", "second"):
                     rates = ([one[field] for one in found[which]] for which in (system, SYSTEMS[system].beside))
                     of[f"{field} x loose"] = round(tables.rounds(*rates), 2)
-                cells = (of[name] for name in ("first", "first x loose", "second", "second x loose", "reads", "bytes"))
-                table.add_row(f"{name}: {system}", f"{of['start_s']:.1f}", *map("{:,.2f}".format, cells))
-    console.print(table)
-    return {"extent": asdict(extent), "epochs": epochs}
+    result = {"extent": asdict(extent), "epochs": epochs}
+    print(tables.archives(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -31,7 +30,6 @@ from benchmarks import tables
 from benchmarks.common.command import add_data, add_names, command_line, main
 from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import scratch_directory
-from benchmarks.common.results import plain_table
 from benchmarks.serving.decoders import DALI, ROOT, THREADS, Task
 from benchmarks.serving.peers import mounted, python_of_peers
 
@@ -113,19 +111,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         rates = measured(python, Task(rows, rounds))
     of_original = {name: bytes_of[ROWS[name].shown] / total_bytes for name in names}
     of_local = {name: tables.rounds(found, rates[BASE]) for name, found in rates.items()}
-    title = f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds"
-    table = plain_table(title, "", "images/s", "least", "most", "x local disk", "bytes, x original")
-    for name, found in rates.items():
-        cells = [f"{figure:,.0f}" for figure in (statistics.median(found), min(found), max(found))]
-        table.add_row(name, *cells, f"{of_local[name]:.2f}", f"{of_original[name]:.2f}")
-    console.print(table)
-    return {
-        "images": count,
-        "bytes": total_bytes,
-        "images_per_s": rates,
-        "of_local_disk": of_local,
-        "bytes_of_original": of_original,
-    }
+    found = {"images": count, "bytes": total_bytes, "images_per_s": rates}
+    found |= {"of_local_disk": of_local, "bytes_of_original": of_original}
+    print(tables.decoding(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def measure(way: str, extent: Extent, store: PacedStore, place: Path) -> Measure
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         seconds, cpu_s = map(float, done.stdout.split())
         return Measured(seconds, extent.size_mib << 20, store.asked().given_bytes, cpu_s)
-    with mounted("large", place, store.url, f",capacity={2 * extent.size_mib}MiB") as mount:
+    with mounted("large", place, store.url, 2 * extent.size_mib << 20) as mount:
         path = mount / Path(KEY).name
         # The first read of a mount waits for its connection, and for the import of what makes it.
         (mount / Path(SMALL_KEY).name).read_bytes()

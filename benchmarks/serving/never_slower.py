@@ -9,9 +9,9 @@ Sources, file sizes and numbers of loader workers are varied one at a time aroun
 --sources, --sizes or --workers all of their combinations are measured; what is not given is the centre's.
 
 Loader workers read every file once in each epoch. A cell is the rate of a mount as a multiple of the same workers that
-read the source directly, the median of all rounds; those below 1 are red and marked with <. Microseconds are processor
-time for each file, of the loader's and the mount's processes together. Directly, a source without latency is read with
-open(), any other by one request for each file: of an S3 server by obstore.
+read the source directly, the median of all rounds; those below 1 are bold. The picture has the least and the most too,
+and microseconds of processor time for each file, of the loader's and the mount's processes together. Directly, a source
+without latency is read with open(), any other by one request for each file: of an S3 server by obstore.
 
 The columns are the first epoch, and a later one with all and with a fifth of the bytes cached. For that fifth, readers
 drop the pages of what they have read, as if the data were larger than memory. A mount with a plan has both epochs'
@@ -37,9 +37,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.common.command import add_minutes, add_names, command_line, main
 from benchmarks.common.interruption import Slice, TimeIsOver, scratch_directory
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, save
 from benchmarks.common.sources import BUCKET
 from benchmarks.common.walking import walk
 from benchmarks.serving import process_cost
@@ -187,35 +188,12 @@ def measured(
     return cells
 
 
-def shown(cell: Cell) -> str:
-    """The median, range and processor time of a cell; red and marked where it is below 1."""
-    times = statistics.median(cell["times"])
-    text = f"{times:.2f}"
-    if len(cell["times"]) > 1:
-        text += f" {min(cell['times']):.2f}-{max(cell['times']):.2f}"
-    text += f" {statistics.median(cell['cpu_us']):,.0f} us"
-    return f"[red]< {text}[/red]" if times < 1 else text
-
-
 def short(times: float) -> str:
     return f"{times:.0f}" if times >= 10 else f"{times:.2f}"
 
 
-def show(settings: dict[str, dict[str, Cell]], ways: list[str], console: Console) -> None:
-    for way in ways:
-        table = plain_table(f"{way}: x direct, least and most, us of processor time", "", "direct", *EPOCHS)
-        for setting, cells in settings.items():
-            if f"{way}: {EPOCHS[0]}" in cells:
-                direct = f"{statistics.median(cells['direct']['rate']):,.0f}/s {cells['direct']['cpu_us'][0]:,.0f} us"
-                table.add_row(setting, direct, *(shown(cells[f"{way}: {epoch}"]) for epoch in EPOCHS))
-        console.print(table)
-    mounts = [cell for cells in settings.values() for name, cell in cells.items() if name != "direct"]
-    slower = sum(statistics.median(cell["times"]) < 1 for cell in mounts)
-    console.print(f"{slower} of {len(mounts)} cells are below 1", highlight=False)
-
-
 def plot(settings: dict[str, dict[str, Cell]], ways: list[str], path: Path) -> None:
-    """Draw all settings by ways and epochs, red below 1 and blue above; each cell has what `shown` has."""
+    """Draw all settings by ways and epochs, red below 1 and blue above, with range and processor time."""
     import matplotlib
     import numpy as np
 
@@ -292,11 +270,15 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             place = scratch / str(number)
             settings[setting] = measured(made[size], SOURCES[source], count, ways, rounds, place)
             part.took(time.monotonic() - began)
-            save(arguments.json, result | {"settings": [{"setting": name} | settings[name] for name in settings]})
+            save(arguments.json, result | {"settings": rows_of(settings)})
             console.log(f"{setting}: {number + 1} of {len(left)}")
-    show(settings, ways, console)
+    print(tables.never_slower(result | {"settings": rows_of(settings)}))
     if arguments.plot is not None:
         plot(settings, ways, arguments.plot)
+
+
+def rows_of(settings: dict[str, dict[str, Cell]]) -> list[dict[str, Any]]:
+    return [{"setting": name} | cells for name, cells in settings.items()]
 
 
 def settings_of(result: dict[str, Any]) -> dict[str, dict[str, Cell]]:

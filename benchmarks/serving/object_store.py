@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import tables
+from benchmarks.common import mounts
 from benchmarks.common.command import add_names, command_line, main
 from benchmarks.common.interruption import scratch_directory
-from benchmarks.common.mounts import is_mounted, spiderfs
-from benchmarks.common.results import plain_table, turns
+from benchmarks.common.results import turns
 from benchmarks.common.sources import BUCKET
 from benchmarks.serving.object_readers import Task
 from benchmarks.serving.paced_store import Asked, Objects, PacedStore, paced_store
@@ -76,9 +76,9 @@ class System:
 SYSTEMS = {
     "obstore": System("obstore"),
     "opened": System(options=""),
-    "immutable": System(options=",immutable"),
+    "immutable": System(options="immutable"),
     "planned": System(options="", planned=True),
-    "immutable planned": System(options=",immutable", planned=True),
+    "immutable planned": System(options="immutable", planned=True),
     "rclone": System(peer=True),
     "s3fs": System(peer=True),
 }
@@ -102,18 +102,10 @@ def keys_of(extent: Extent) -> list[str]:
 # -- who shows the bucket
 
 
-@contextmanager
-def mounted(prefix: str, place: Path, url: str, options: str) -> Iterator[Path]:
-    """A mount of what lies below a prefix; its cache stays in `place`."""
-    mount = place / "mnt"
-    mount.mkdir(parents=True, exist_ok=True)
-    given = f"cache_dir={place / 'cache'},log_file={place / 'log'},source.endpoint={url},source.anonymous{options}"
-    try:
-        spiderfs("mount", f"s3://{BUCKET}/{prefix}", mount, "-o", given)
-        yield mount
-    finally:
-        if is_mounted(mount):
-            spiderfs("umount", mount)
+def mounted(prefix: str, place: Path, url: str, capacity: int, options: str = "") -> AbstractContextManager[Path]:
+    """A mount of what lies below a prefix."""
+    given = f"source.endpoint={url},source.anonymous,{options}"
+    return mounts.mounted(f"s3://{BUCKET}/{prefix}", place, capacity, 0, given)
 
 
 @contextmanager
@@ -148,7 +140,7 @@ def measure_epochs(name: str, extent: Extent, store: PacedStore, place: Path) ->
     capacity = int(CACHED * OBJECT_BYTES * extent.objects)
     shows: Any = nullcontext(place)
     if system.options is not None:
-        shows = mounted("objects", place, store.url, f",capacity={capacity}{system.options}")
+        shows = mounted("objects", place, store.url, capacity, system.options)
     elif system.loader == "files":
         shows = peer_mounted(name, "objects", place, store.url, capacity)
     with shows as root:
@@ -204,22 +196,6 @@ def _epoch(said: dict[str, Any], asked: Asked, extent: Extent) -> Epoch:
 Figures = dict[str, list[list[Epoch]]]
 
 
-def show(figures: Figures, extent: Extent, console: Console) -> None:
-    title = f"{extent.objects:,} objects of {OBJECT_BYTES // 1000} kB, {extent.latency_ms} ms away"
-    headings = [text for epoch in EPOCHS for text in (f"{epoch}, files/s", "x obstore", "share", "requests")]
-    table = plain_table(title, "", *headings)
-    for name, rounds in figures.items():
-        cells = []
-        for number in range(len(EPOCHS)):
-            rates, base = ([found[number].files_s for found in figures.get(of, [])] for of in (name, "obstore"))
-            cells.append(f"{tables.median(rates):,.0f}")
-            cells.append(f"{tables.rounds(rates, base):.2f}" if base else "")
-            for field in ("share", "requests"):
-                cells.append(f"{tables.median(getattr(found[number], field) for found in rounds):.2f}")
-        table.add_row(name, *cells)
-    console.print(table)
-
-
 # -- the measurement
 
 
@@ -237,9 +213,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         for turn, name in turns(names, extent.rounds):
             place = scratch / re.sub(r"\W+", "-", f"{turn} {name}")
             figures[name].append(measure_epochs(name, extent, store, place))
-    show(figures, extent, console)
     found = {name: [[asdict(epoch) for epoch in one] for one in rounds] for name, rounds in figures.items()}
-    return {"extent": asdict(extent), "cases": {"far": found}}
+    result = {"extent": asdict(extent), "cases": {"far": found}}
+    print(tables.object_store(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -54,12 +54,15 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(fields[11]) + int(fields[12]) for fields in found) / TICKS_PER_SECOND
 
 
-def pss_bytes(pids: list[int]) -> int:
-    """The resident memory of these processes; the bytes of a shared page are divided among those that map it."""
+def pss_bytes(pids: list[int], kind: str = "Pss") -> int:
+    """The resident memory of these processes; the bytes of a shared page are divided among those that map it.
+
+    `kind` is a row of /proc/PID/smaps_rollup: Pss_Anon is what belongs to no file.
+    """
     pss = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            found = re.search(rf"^{kind}: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
             pss += int(found[1]) * 1024 if found else 0
     return pss
 

@@ -249,7 +249,7 @@ class History:
         """Whether the file existed at any time in the span, and whether it was missing at any time in it."""
         found = {
             held.state.is_there
-            for held in self.states[file]
+            for held in self.states.get(file, ())
             if held.began_s <= ended_s and (held.ended_s is None or held.ended_s >= began_s)
         }
         return True in found, False in found
@@ -258,7 +258,7 @@ class History:
         """Whether the file was changed in the span."""
         return any(
             held.began_s <= ended_s and (held.changed_s is None or held.changed_s >= began_s)
-            for held in self.states[file]
+            for held in self.states.get(file, ())
         )
 
     def judge(self, seen: Seen) -> Verdict:

@@ -20,6 +20,7 @@ from benchmarks.common.mounts import counts, is_mounted, spiderfs
 from benchmarks.fakes.faulty_source import FAULTS, Faults
 from benchmarks.serving.process_cost import children, process_tree, pss_bytes
 from benchmarks.soak.weather import Weather
+from spiderfs.protocol.extents import DIRECTORY as RANGES
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound
@@ -36,13 +37,14 @@ PATIENCE_S = 20.0
 POLL_S = 0.05
 # The time within which a daemon must have ended after SIGKILL or SIGTERM.
 ENDING_S = 25.0
-# The most that a daemon may use: three workers, the manager, the reading process of each, and the supervisor.
-MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
+# The most that a daemon may use: three workers, the manager, of each the reading process and the processes that make
+# views and index archives, and the supervisor.
+MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 1200, 600, 200, 20
 _NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")
 # How a line of the log begins.
 _ENTRY = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 # If the reading process of a worker or of the manager is killed, the worker or manager ends with a traceback.
-_EXPECTED = ("the process that reads from the source has ended",)
+_EXPECTED = ("the process that reads from the source",)
 _CONTROL_FILES = ("cache", "config", "graph", "metrics", "ratio", "redirects", "scores", "stats.json", "warm", "log")
 
 
@@ -238,9 +240,13 @@ class Daemon:
         kept = {member.key.inode for member in members}
         named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | set(OWN_DIRECTORIES)
         leaving = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "gone")}
-        known = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "inode")}
+        inodes = {_KEY.unpack(key)[0]: row for key, row in _all_rows(records, "inode")}
+        # No directory lists an extent of a large file.
+        extents = {inode for inode, row in inodes.items() if RANGES in row}
+        known = inodes.keys() - extents
         self.rows = {
             "inode": len(known),
+            "extent": len(extents),
             "dentry": len(named - set(OWN_DIRECTORIES)),
             "gone": len(leaving),
             "member": len(members),

@@ -7,6 +7,7 @@ The reader ends when its standard input does. It names the call that it waits fo
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.soak.contents import Key, Range, Seen, parsed
+from benchmarks.soak.schedule import PHOTOS
 from spiderfs.client import read_bytes
 
 T = TypeVar("T")
@@ -113,6 +115,9 @@ class Reader:
         if self._rng.random() < 0.04:
             self.look_at_directory(self._rng.choice(self._files)[1].partition("/")[0])
             return
+        if self._rng.random() < 0.02:
+            self.look_at_photo(self._rng.choice(PHOTOS))
+            return
         rank = min(int(self._rng.paretovariate(_SKEW)) - 1, len(self._files) - 1)
         number, path = self._files[rank] if self._rng.random() < 0.6 else self._rng.choice(self._files)
         names = list(self._ways)
@@ -144,6 +149,18 @@ class Reader:
         except OSError as exc:
             error = exc.errno or errno.EIO
         row = {"directory": name, "names": names, "error": error, "began_s": began, "ended_s": time.monotonic()}
+        self._report(row | {"waited_s": self._timed.longest_s})
+
+    def look_at_photo(self, name: str) -> None:
+        self._timed.longest_s = 0.0
+        began = time.monotonic()
+        digest, error = "", 0
+        try:
+            with open(self._timed(os.open, f"{self._mount}/{name}", os.O_RDONLY), "rb", buffering=0) as file:
+                digest = hashlib.sha1(self._timed(file.readall)).hexdigest()
+        except OSError as exc:
+            error = exc.errno or errno.EIO
+        row = {"photo": name, "digest": digest, "error": error, "began_s": began, "ended_s": time.monotonic()}
         self._report(row | {"waited_s": self._timed.longest_s})
 
     # -- the ways

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
 import json
 import os
 import random
@@ -35,14 +36,28 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common.command import command_line, main
+from benchmarks.common.images import make_images
 from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.soak.contents import MIXED, SAME, WRONG, Seen
 from benchmarks.soak.daemon import Daemon, Usage
 from benchmarks.soak.reader import Reader, Timed, Waits
-from benchmarks.soak.schedule import HOT_LARGE, HOT_SMALL, READERS, TTL_S, Event, Schedule, Stretch, schedule
+from benchmarks.soak.schedule import (
+    HOT_LARGE,
+    HOT_SMALL,
+    PHOTOS,
+    READERS,
+    TTL_S,
+    VIEW,
+    Event,
+    Schedule,
+    Stretch,
+    schedule,
+)
 from benchmarks.soak.source import Source
 from benchmarks.soak.weather import LIMIT_S, SLACK_S, Weather
+from spiderfs.views.making import make
+from spiderfs.views.recipe import READY
 
 ROOT = Path(__file__).resolve().parents[2]
 READER_PAUSE_S = 0.005
@@ -96,6 +111,20 @@ class Soak:
         self._trainers: dict[int, subprocess.Popen[bytes]] = {}
         self._killed: set[int] = set()
         self._reader_seeds = random.Random(seed)
+        self._photos = self._make_photos()
+
+    def _make_photos(self) -> dict[str, str]:
+        """Make the photos at the source; returns the digests of what the mount is to show of them."""
+        digests = {}
+        for name in make_images(self.source.root / "photos", None, len(PHOTOS), in_a_directory=len(PHOTOS)):
+            path = self.source.root / PHOTOS[len(digests)]
+            (self.source.root / "photos" / name).rename(path)
+            shown: object = path.read_bytes()
+            if "view" in self._plan.options:
+                shown = make(path.read_bytes(), READY[VIEW], most_pixels=1 << 30)
+            assert isinstance(shown, bytes)
+            digests[PHOTOS[len(digests)]] = hashlib.sha1(shown).hexdigest()
+        return digests
 
     def run(self) -> None:
         with ExitStack() as stack:
@@ -269,8 +298,8 @@ class Soak:
         self.tally.longest_wait_s = max(self.tally.longest_wait_s, row["waited_s"])
         if row["waited_s"] > LIMIT_S:
             self.found(f"a reader waited for {row['waited_s']:.1f} s: {row}")
-        if "directory" in row:
-            self._judge_directory(row)
+        if "directory" in row or "photo" in row:
+            (self._judge_directory if "directory" in row else self._judge_photo)(row)
             return
         seen = Seen.of(row)
         path = self.source.files[seen.file].path
@@ -323,6 +352,16 @@ class Soak:
                 self.found(f"{file.path} is not listed at {self._when(seen)}")
             if not there and name in names:
                 self.found(f"{file.path} is listed although it was deleted, at {self._when(seen)}")
+
+    def _judge_photo(self, row: dict[str, Any]) -> None:
+        self.tally.reads["photo"] += 1
+        seen = Seen(0, "photo", row["began_s"], row["ended_s"], row["waited_s"], error=row["error"])
+        if seen.error:
+            self.tally.errors[os.strerror(seen.error)] += 1
+            if not self.weather.allows(seen, self.source.history):
+                self.found(f"{row['photo']}: {os.strerror(seen.error)} at {self._when(seen)}")
+        elif row["digest"] != self._photos[row["photo"]]:
+            self.found(f"{row['photo']} is not its view at {self._when(seen)}")
 
     def _when(self, seen: Seen) -> str:
         return f"{seen.began_s - self._began_s:.3f} to {seen.ended_s - self._began_s:.3f} s"

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 CLASSES = 6
-# The numbers of small and of large files; the option `sample_max_bytes` of the mounts lies between their sizes.
-SMALL, LARGE = 150, 8
+# The numbers of small and of large files; the option `sample_max_bytes` of the mounts lies between their sizes. Between
+# them come the members of an archive, a class of its own, which never change; nor do photos, which are shown as views.
+SMALL, ARCHIVED, LARGE = 150, 40, 8
+ARCHIVE, VIEW = f"{CLASSES}.tar", "jpeg256"
+PHOTOS = tuple(f"photos/{number:06}.jpg" for number in range(6))
+# In so many runs packages take the place of both: they are made of files alone, as they are.
+PACKAGED_SHARE = 0.25
 # The first small files and the last large files are read most, and half of all changes are theirs.
 HOT_SMALL, HOT_LARGE = 12, 2
 SMALL_BYTES, LARGE_BYTES = 200_000, 5 << 20
@@ -43,6 +48,10 @@ class File:
     label: int
     size: int
 
+    @property
+    def is_archived(self) -> bool:
+        return self.path.startswith(ARCHIVE)
+
 
 @dataclass(frozen=True)
 class Stretch:
@@ -62,18 +71,19 @@ class Schedule:
 def schedule(seed: int, seconds: float) -> Schedule:
     """The schedule of a seed and a length in seconds, in which the calm after each stretch is included."""
     rng = random.Random(seed)
-    files = list(_files(rng))
+    packaged = rng.random() < PACKAGED_SHARE
+    files = [file for file in _files(rng) if not (packaged and file.is_archived)]
     count = max(1, round(seconds / (STRETCH_S + CALM_S)))
-    stretches = [_stretch(rng, max(1.0, seconds / count - CALM_S), files) for _ in range(count)]
-    return Schedule(files, _mount_options(rng), stretches)
+    stretches = [_stretch(rng, max(1.0, seconds / count - CALM_S), files, packaged) for _ in range(count)]
+    return Schedule(files, _mount_options(rng, packaged), stretches)
 
 
 def _files(rng: random.Random) -> Iterator[File]:
-    for number in range(1, SMALL + LARGE + 1):
-        label = number % CLASSES
-        large = number > SMALL
-        size = _size(rng, large)
-        yield File(number, f"{label}/{'large' if large else 'small'}-{number:03}.bin", label, size)
+    for number in range(1, SMALL + ARCHIVED + LARGE + 1):
+        archived, large = SMALL < number <= SMALL + ARCHIVED, number > SMALL + ARCHIVED
+        label = CLASSES if archived else number % CLASSES
+        name = f"{'large' if large else 'small'}-{number:03}.bin"
+        yield File(number, f"{ARCHIVE if archived else label}/{name}", label, _size(rng, large))
 
 
 def _size(rng: random.Random, large: bool) -> int:
@@ -82,12 +92,12 @@ def _size(rng: random.Random, large: bool) -> int:
     return rng.choice((0, 1, 15, 16, 4095, 4096, 4097, 131072, *(rng.randrange(1, SMALL_BYTES) for _ in range(16))))
 
 
-def _mount_options(rng: random.Random) -> dict[str, str]:
+def _mount_options(rng: random.Random, packaged: bool) -> dict[str, str]:
     """The options with which the mount begins."""
     return {
         "workers": str(rng.choice((1, 1, 2, 3))),
         "policy": rng.choice(("spider", "lru", "lfu", "minio", "shade", "impact")),
-        "packages": rng.choice(("off", "source")),
+        **({"packages": "source"} if packaged else {"archives": "tar", "view": VIEW}),
         "fetches": str(rng.choice((2, 8, 16))),
         "read_ahead": str(rng.choice((0, 2, 8))),
         "sample_max_bytes": str(SAMPLE_MAX_BYTES),
@@ -155,15 +165,16 @@ def _drawn(rng: random.Random, table: tuple[tuple[int, str], ...]) -> str:
     return rng.choices([what for _, what in table], [weight for weight, _ in table])[0]
 
 
-def _stretch(rng: random.Random, seconds: float, files: list[File]) -> Stretch:
-    changes = [Event(at, _drawn(rng, _CHANGES), _change(rng, files)) for at in _times(rng, CHANGE_S, seconds)]
+def _stretch(rng: random.Random, seconds: float, files: list[File], packaged: bool) -> Stretch:
+    loose = [file for file in files if not file.is_archived]
+    changes = [Event(at, _drawn(rng, _CHANGES), _change(rng, loose)) for at in _times(rng, CHANGE_S, seconds)]
     mount: list[Event] = []
     busy_until = 0.0
     for at in _times(rng, MOUNT_S, seconds):
         if at < busy_until:
             continue
         kind = _drawn(rng, _MOUNT)
-        arguments, takes_s = _what_happens(rng, kind, files)
+        arguments, takes_s = _what_happens(rng, kind, files, packaged)
         if kind == "fault":
             takes_s = min(takes_s, seconds - at)
             arguments["for_s"] = takes_s
@@ -193,7 +204,7 @@ def _change(rng: random.Random, files: list[File]) -> dict[str, Any]:
     }
 
 
-def _what_happens(rng: random.Random, kind: str, files: list[File]) -> tuple[dict[str, Any], float]:
+def _what_happens(rng: random.Random, kind: str, files: list[File], packaged: bool) -> tuple[dict[str, Any], float]:
     """The arguments of an event, and the seconds in which nothing else happens to the mount."""
     if kind == "set":
         name = rng.choice(list(_SETTINGS))
@@ -209,7 +220,7 @@ def _what_happens(rng: random.Random, kind: str, files: list[File]) -> tuple[dic
     if kind in ("kill worker", "kill reading process", "kill reader"):
         return {"which": rng.random()}, 1.0
     if kind in ("kill supervisor", "unmount"):
-        return {"options": _mount_options(rng)}, 5.0
+        return {"options": _mount_options(rng, packaged)}, 5.0
     return {}, 0.5
 
 
@@ -222,6 +233,7 @@ def _trainers(rng: random.Random, seconds: float) -> Iterator[Event]:
                 "seed": rng.randrange(1 << 30),
                 "for_s": rng.uniform(2.0, 15.0),
                 "samples": rng.choice((20, 80, SMALL + LARGE)),
+                "ranges": rng.random() < 0.5,
                 "end": rng.choice(("goodbye", "goodbye", "hang up", "kill")),
                 "plans": rng.choice(("true", "true", "wrong", "none")),
                 "forks": rng.random() < 0.5,

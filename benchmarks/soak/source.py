@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.contents import CELL_BYTES, Held, History, Key, Segment, State, cells
-from benchmarks.soak.schedule import File
+from benchmarks.soak.schedule import ARCHIVE, File
 
 _PAGE = 4096
+_PACKED_S = 1_700_000_000
 # The first write to a mapped page sets the mtime, so each page is a change of its own.
 _MOST_PAGES = 48
 
@@ -31,8 +34,22 @@ class Source:
         self._version = 0
         self._changing_since: float | None = None
         for file in files:
-            self._path(file.number).parent.mkdir(exist_ok=True, parents=True)
-            self._replace(file.number, {"size": file.size})
+            if not file.is_archived:
+                self._path(file.number).parent.mkdir(exist_ok=True, parents=True)
+                self._replace(file.number, {"size": file.size})
+        self._pack([file for file in files if file.is_archived])
+
+    def _pack(self, members: list[File]) -> None:
+        if not members:
+            return
+        with tarfile.open(self.root / ARCHIVE, "w") as tar:
+            for file in members:
+                member = tarfile.TarInfo(file.path.partition("/")[2])
+                member.size, member.mtime = file.size, _PACKED_S
+                with self._changing(self._fresh(file.number, file.size)) as held:
+                    tar.addfile(member, io.BytesIO(held.state.read(0, file.size)))
+                    held.key = Key(file.size, _PACKED_S * 10**9)
+        os.utime(self.root / ARCHIVE, (_PACKED_S, _PACKED_S))
 
     def settled_until(self) -> float:
         """The time until which the history is complete; reads that ended before it can be judged."""

@@ -35,9 +35,11 @@ from spiderfs.protocol import (
     ScoresRequest,
     encode,
 )
+from spiderfs.protocol.extents import Extent
 
 WIDTH = 16
 BATCH = 16
+RANGE_BYTES = 64 << 10
 # If the manager is dead or stopped, the trainer tries to connect again after so long.
 PAUSE_S = 0.2
 ANSWER_S = 5.0
@@ -97,9 +99,20 @@ class Hook:
                 raise ConnectionError("the daemon has gone")
 
 
-def declared(files: list[tuple[int, str]]) -> Samples:
-    labels = np.array([int(path.partition("/")[0]) for _, path in files], np.int32)
-    paths = b"".join(path.encode() + b"\0" for _, path in files)
+def label_of(path: str) -> int:
+    return int(path.partition("/")[0].partition(".")[0])
+
+
+def declared(files: list[tuple[int, str]], ranges: bool) -> Samples:
+    """Of large files a range is a sample, if there are to be `ranges`."""
+    labels = np.array([label_of(path) for _, path in files], np.int32)
+    samples = [
+        Extent(path.encode(), number % 8 * RANGE_BYTES, (number % 8 + 1) * RANGE_BYTES).path
+        if ranges and "large" in path
+        else path.encode()
+        for number, path in files
+    ]
+    paths = b"".join(sample + b"\0" for sample in samples)
     return Samples("train", "train", len(files), 0, labels, np.frombuffer(paths, np.uint8))
 
 
@@ -111,11 +124,11 @@ def train(given: dict[str, Any]) -> None:
     timed = Timed(Waits(Path(given["waits"]), given["slots"]), given["slot"])
     reader = Reader(given["mount"], files, timed, rng)
     hook = Hook(given["mount"])
-    centres = numbers.normal(size=(1 + max(int(path.partition("/")[0]) for _, path in files), WIDTH))
+    centres = numbers.normal(size=(1 + max(label_of(path) for _, path in files), WIDTH))
     until = time.monotonic() + given["for_s"]
     epoch = 0
     while time.monotonic() < until:
-        if not hook.connected and not hook.send(Hello("soak", "soak"), declared(files)):
+        if not hook.connected and not hook.send(Hello("soak", "soak"), declared(files, given["ranges"])):
             time.sleep(PAUSE_S)
             continue
         order = numbers.permutation(len(files)).astype(np.uint32)
@@ -129,7 +142,7 @@ def train(given: dict[str, Any]) -> None:
             if given["plans"] != "none":
                 hook.send(Progress("train", epoch, begin + len(indices), begin))
             read(reader, files, indices, rng, given["forks"])
-            labels = [int(files[index][1].partition("/")[0]) for index in indices]
+            labels = [label_of(files[index][1]) for index in indices]
             embeddings = (centres[labels] + numbers.normal(size=(len(indices), WIDTH))).astype(np.float16)
             losses = np.abs(numbers.normal(size=len(indices))).astype(np.float16)
             hook.send(Batch("train", epoch, step, indices, embeddings, losses))
@@ -153,7 +166,7 @@ def read(reader: Reader, files: list[tuple[int, str]], indices: Any, rng: random
         return
     for index in indices:
         number, path = files[index]
-        reader.see(number, path, rng.choice(("read", "read", "client", "mmap", "stat")), by_trainer=True)
+        reader.see(number, path, rng.choice(("read", "pread", "client", "mmap", "stat")), by_trainer=True)
     if forks:
         os._exit(0)
 

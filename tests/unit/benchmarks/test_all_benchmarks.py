@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # They need a virtual machine, made by scripts/nfs.
 OTHERS = {"nfs-default", "nfs-faults", "nfs-short", "nfs-soft"}
 # No machine was quiet for long enough yet, or none with a GPU was free.
-NOT_YET = {"samplers-3k", "papers_recipe", "partition_sizes", "device_steps"}
+NOT_YET = {"samplers-3k", "papers_recipe", "partition_sizes", "device_steps", "churn", "churn-gigabytes"}
 
 FAKE = '''
 """Writes a result, or fails, hangs or leaves a process behind, as its first argument says."""

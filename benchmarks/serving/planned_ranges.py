@@ -149,6 +149,7 @@ class Samples(Dataset[int]):
     def __init__(self, kind: str, place: Path, samples: int, wait_s: float) -> None:
         self._kind, self._place, self._samples, self._wait_s = kind, place, samples, wait_s
         self._read: Callable[[int], bytes] | None = None
+        self._files: list[Path] = []
         self._kept = 0
 
     def __len__(self) -> int:
@@ -157,6 +158,9 @@ class Samples(Dataset[int]):
     def __getitems__(self, indices: list[int]) -> list[tuple[int, int]]:
         if self._read is None:
             self._read = KINDS[self._kind].open(self._place, self._samples)
+            # Listed once: a listing takes the source's time.
+            files = (file for file in self._place.rglob("*") if ".spiderfs" not in file.parts)
+            self._files = [file for file in files if file.is_file()]
         found = []
         for index in indices:
             time.sleep(self._wait_s)
@@ -165,23 +169,22 @@ class Samples(Dataset[int]):
         self._kept += len(found)
         if self._kept >= BATCH:
             self._kept = 0
-            forget(self._place)
+            forget(self._place, self._files)
         return found
 
 
-def forget(place: Path) -> None:
-    """Have the kernel drop the pages of all files below a directory, those that this process has mapped too."""
+def forget(place: Path, files: list[Path]) -> None:
+    """Have the kernel drop the pages of these files below a directory, those that this process has mapped too."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         if f" {place}/" in line:
             begin, _, end = line.partition(" ")[0].partition("-")
             length = ctypes.c_size_t(int(end, 16) - int(begin, 16))
             libc.madvise(ctypes.c_void_p(int(begin, 16)), length, mmap.MADV_DONTNEED)
-    for file in place.rglob("*"):
-        if file.is_file() and ".spiderfs" not in file.parts:
-            descriptor = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 class Shuffled(Sampler[int]):

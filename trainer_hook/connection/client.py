@@ -4,8 +4,8 @@ The training's threads put messages into a queue of limited length, and go on. W
 dropped and counted. Only the sending thread uses the socket. When the daemon dies, the client logs that once and tries
 to connect again, with growing pauses. What `ListsAndPlans` keeps is then published again.
 
-What a training calls takes no lock and, but for `close`, waits for no thread. So a data loader can fork at any time, and
-the garbage collector may run finalizers that call the client in any thread, in the midst of any call.
+What a training calls takes no lock and, but for `close`, waits for no thread. So a data loader can fork at any time,
+and the garbage collector may run finalizers that call the client in any thread, in the midst of any call.
 
 `root_of` and `socket_finder` find the daemon: by the mount in which a directory lies, or by what is served as a name.
 """

@@ -298,7 +298,8 @@ def _introduced(
     else:
         if connection.has_another(declared, loader):
             raise ValueError(
-                f"another loader's list is called {declared.split!r}: close its plan or hook, or give this one another split="
+                f"another loader's list is called {declared.split!r}: close its plan or hook, or give this one another "
+                "split="
             )
         if job is not None:
             connection.begin(job, client_name)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
 from trainer_hook.connection.client import QUEUE_BATCHES
-from trainer_hook.connection.introduce import Introduced, Job, when_collected
+from trainer_hook.connection.introduce import Introduced, Job, end_with
 from trainer_hook.connection.sample_list import Sample
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.accelerate import drawing_loader
@@ -177,7 +177,7 @@ class Hook:
         self._planning: Planning | None = None
         self._end_plans: Callable[[float], None] | None = introduced.release
         if loader is None:
-            when_collected(self, introduced.release)
+            end_with(self, introduced)
         else:
             self._planning = Planning(loader, introduced, self._boundary, first_epoch=epoch, listener=self, **plans)
             self._end_plans = self._planning.close

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from trainer_hook.connection.introduce import Introduced, introduce, when_collected
+from trainer_hook.connection.introduce import Introduced, end_with, introduce
 from trainer_hook.connection.sample_list import Sample, learned_declaration
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.accelerate import drawing_loader
@@ -75,7 +75,7 @@ class Planning:
             boundary.on_failure(self.close)
         self._is_open = True
         # No one has to keep this object.
-        self._call_off = when_collected(drawing if listener is None else listener, self._release)
+        self._call_off = end_with(drawing if listener is None else listener, introduced)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the queued messages, for at most `timeout_s`, and restore the loader."""

@@ -1,7 +1,8 @@
 """A job that shares augmented samples, and with `share` exchanges samples too, in a process of its own.
 
-It says how many files there are, begins when it is told to, and says after each epoch what it got for each sample. Now
-and then each job waits for the others, so that they stay side by side however busy the machine is.
+It says how many files there are, begins when it is told to, and says after each epoch what it got for each sample.
+However busy the machine is, the jobs stay side by side: before each batch they wait for each other, and for what the
+mount says of it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from noisy_files import Noise
 from torch.utils.data import DataLoader, Dataset
 
 from trainer_hook import plan, refurbish
+from trainer_hook.loader import exchange
 
-BATCH, STEP_S, TOGETHER = 4, 0.005, 10
+BATCH, STEP_S = 4, 0.005
+PATIENCE_S = 60.0
 
 
 class Files(Dataset[Any]):
@@ -39,16 +42,17 @@ class Files(Dataset[Any]):
 
 def main(connection: Connection, root: Path, epochs: int, meeting: Barrier, share: bool) -> None:
     torch.set_num_threads(1)
+    exchange.ANSWER_S = PATIENCE_S
     files = Files(root)
-    loader = refurbish(DataLoader(files, BATCH, shuffle=True, num_workers=2), split=1, reuse="jobs")
+    # What a job has in hand must stay in the cache: with more workers that would be most of the originals there.
+    loader = refurbish(DataLoader(files, BATCH, shuffle=True, num_workers=1), split=1, reuse="jobs")
     with plan(root, loader, share=share):
         connection.send(len(files))
         connection.recv()
         for _ in range(epochs):
             found: list[tuple[int, float]] = []
-            for number, (made, labels) in enumerate(loader):
-                if number % TOGETHER == 0:
-                    meeting.wait()
+            for made, labels in loader:
+                meeting.wait(PATIENCE_S)
                 found += zip(labels.tolist(), made[:, 0].tolist(), strict=True)
                 time.sleep(STEP_S)
             connection.send(found)

@@ -6,11 +6,14 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.clock
 
 QUICK = ConnectPatience(first_pause_s=0.01, longest_pause_s=0.05)
 # What does not wait for the daemon takes milliseconds; two busy cores may add seconds.
-STALL_S = 5.0
+STALL_S = 20.0
 
 
 def client_of(directory: Path, queue_batches: int = 64) -> HookClient:
@@ -207,7 +210,7 @@ def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread
                     talking.epoch_end(EpochEnd(0, None))
                 else:
                     threading.Thread(target=talking.close).start()
-                    assert talking._closing.wait(PATIENCE_S)
+                    until(lambda: talking._closing)
             return found
 
         monkeypatch.setattr(talking._published, "progress", look_and_end)
@@ -216,6 +219,49 @@ def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread
         talking.close()
     assert said(daemon) == [("train", 0, 1, 1), ("train", 0, 2, 2)]
     assert calls[-2:] == ["come", "detached" if ending == "close" else "epoch_end"]
+
+
+def test_finalizers_may_call_the_client_at_any_line_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs them in any thread, in the midst of a call of the client."""
+    monkeypatch.setattr(client, "PROGRESS_EVERY_S", 0.0)
+    lines: set[int] = set()
+    order = np.array([1, 0], np.uint32)
+    talking: list[HookClient] = []
+
+    def interrupted(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != client.__file__:
+            return None
+        if talking and event == "line" and frame.f_lineno not in lines:
+            lines.add(frame.f_lineno)
+            talking[0].set_progress("train", 1, 1)
+            talking[0].plan(Plan("train", 5, 0, False, order))
+            talking[0].batch(lambda: None)
+            talking[0].withdraw("val")
+            talking[0].leave(lambda: True)
+        return interrupted
+
+    def train() -> None:
+        sys.settrace(interrupted)
+        for name in ("train", "val"):
+            talking[0].declare(declaration(name=name))
+            talking[0].plan(Plan(name, 4, 0, True, order))
+        assert talking[0].cached("train", PATIENCE_S) is not None
+        talking[0].epoch_end(EpochEnd(4, None))
+        talking[0].become(Hello("test", "another"), {"train"})
+        talking[0].epoch_end(EpochEnd(5, None))
+        talking[0].close(PATIENCE_S)
+
+    with HookDaemon(tmp_path) as daemon:
+        threading.settrace(interrupted)
+        talking.append(client_of(tmp_path))
+        threading.settrace(None)  # type: ignore[arg-type]
+        training = threading.Thread(target=train, daemon=True)
+        training.start()
+        training.join(2 * PATIENCE_S)
+        assert not training.is_alive()
+        assert not talking[0]._thread.is_alive()
+    assert len(lines) > 100
+    assert [(trainer.hello.job, end.epoch) for trainer, end in daemon.sink.ends] == [("test", 4), ("another", 5)]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import signal
+import sys
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -43,7 +44,7 @@ from torch.utils.data import (
 
 import trainer_hook
 from spiderfs.protocol import Plan, Progress
-from trainer_hook.connection import client
+from trainer_hook.connection import client, introduce
 from trainer_hook.samplers.epoch import EpochSampler
 
 # Whether the next epoch is known while one runs.
@@ -655,6 +656,34 @@ def test_no_one_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
     del batches
     gc.collect()
     until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+
+
+def test_a_loader_may_be_freed_in_the_sending_thread(daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    loaders = [indexed()]
+    planning = trainer_hook.plan(daemon.mount, loaders[0])
+    # As the garbage collector does that runs in this thread.
+    planning._connection.client.batch(loaders.clear)
+    until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+    assert not failures
+
+
+def test_a_loader_may_be_freed_while_another_one_is_planned(
+    daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaders, following = [indexed()], indexed()
+    trainer_hook.plan(daemon.mount, loaders[0])
+    looks = introduce._Connection.has_another
+
+    def freed_first(connection: Any, *arguments: Any) -> bool:
+        loaders.clear()
+        return looks(connection, *arguments)
+
+    monkeypatch.setattr(introduce._Connection, "has_another", freed_first)
+    trainer_hook.plan(daemon.mount, following)
+    drawn = [*itertools.chain.from_iterable(batches_of(following))]
+    until(lambda: begun(daemon) == [drawn])
 
 
 def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) -> None:

@@ -161,7 +161,7 @@ def test_ranks_that_begin_later_are_told_to_begin_before(mount: Mounted, monkeyp
     assert sorted(drawn) == list(range(SAMPLES))
 
 
-FILES, SIZE, EPOCHS = 240, 8_000, 4
+FILES, SIZE, EPOCHS = 480, 8_000, 3
 
 
 def fetched_by_two_jobs(place: Path, share: bool) -> float:
@@ -198,5 +198,6 @@ def fetched_by_two_jobs(place: Path, share: bool) -> float:
 def test_jobs_that_share_augmented_samples_exchange_them_and_the_others(tmp_path: Path) -> None:
     alone = fetched_by_two_jobs(tmp_path / "alone", share=False)
     together = fetched_by_two_jobs(tmp_path / "together", share=True)
-    # Measured: 0.6 of 1.3. If only cached originals were exchanged, it would be 0.75.
+    # Measured: 0.77 of 1.3, also where thirty programs share two cores; less than 0.75 cannot be. Which samples are
+    # candidates is looked at in tests/unit/core/plans/test_exchange.py.
     assert together < 0.68 * alone

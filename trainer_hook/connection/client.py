@@ -4,7 +4,8 @@ The training's threads put messages into a queue of limited length, and go on. W
 dropped and counted. Only the sending thread uses the socket. When the daemon dies, the client logs that once and tries
 to connect again, with growing pauses. What `ListsAndPlans` keeps is then published again.
 
-Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
+What a training calls takes no lock and, but for `close`, waits for no thread. So a data loader can fork at any time,
+and the garbage collector may run finalizers that call the client in any thread, in the midst of any call.
 
 `root_of` and `socket_finder` find the daemon: by the mount in which a directory lies, or by what is served as a name.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import math
 import os
@@ -147,13 +149,13 @@ class ListsAndPlans:
 
     A connection may end, and a daemon that comes back knows nothing. So each connection gets them once more, the
     current plan from the position that the training has reached by then. The training's threads change them, and the
-    sending thread alone takes messages from them. No method waits.
+    sending thread alone takes messages from them. Each change of a table is one step, which no other thread and no
+    finalizer can interrupt; a table is copied before it is read entry by entry.
     """
 
     def __init__(self) -> None:
-        self._declarations: dict[str, Declaration] = {}
         # The training's threads declare lists, and the sending thread withdraws them.
-        self._declaring = threading.Lock()
+        self._declarations: dict[str, Declaration] = {}
         # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
         self._plans: dict[tuple[str, int], Plan] = {}
         # The current plan of each list, and how far the training has come in it.
@@ -178,10 +180,10 @@ class ListsAndPlans:
     def of_lists(self, names: Collection[str]) -> ListsAndPlans:
         """A copy with these lists and their plans, for another job."""
         following = ListsAndPlans()
-        following._declarations = {name: found for name, found in self._declarations.items() if name in names}
-        following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
-        following._begun = {name: plan for name, plan in self._begun.items() if name in names}
-        following._progress_of = {name: come for name, come in self._progress_of.items() if name in names}
+        following._declarations = {name: found for name, found in self._declarations.copy().items() if name in names}
+        following._plans = {key: plan for key, plan in self._plans.copy().items() if key[0] in names}
+        following._begun = {name: plan for name, plan in self._begun.copy().items() if name in names}
+        following._progress_of = {name: come for name, come in self._progress_of.copy().items() if name in names}
         return following
 
     def declare(self, declaration: Declaration) -> None:
@@ -190,8 +192,7 @@ class ListsAndPlans:
             # The numbers in its plans are of entries of the list before.
             for key in [key for key in list(self._plans) if key[0] == declaration.name]:
                 self._plans.pop(key, None)
-        with self._declaring:
-            self._declarations[declaration.name] = declaration
+        self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
 
     def current(self, name: str) -> tuple[Declaration | None, Plan | None]:
@@ -207,7 +208,7 @@ class ListsAndPlans:
             )
             for name, epoch in list(self._plans):
                 if name == plan.list and not (as_expected and epoch > plan.epoch):
-                    del self._plans[name, epoch]
+                    self._plans.pop((name, epoch), None)
             if (unsaid := self._unsaid.pop(plan.list, None)) is not None:
                 self._finished.append(unsaid)
             self._begun_before.discard(key)
@@ -229,9 +230,11 @@ class ListsAndPlans:
 
     def withdraw(self, declaration: Declaration) -> None:
         """No longer declare this list, unless another declaration has taken its place."""
-        with self._declaring:
-            if self._declarations.get(declaration.name) is declaration:
-                del self._declarations[declaration.name]
+        if self._declarations.get(declaration.name) is declaration:
+            found = self._declarations.pop(declaration.name, declaration)
+            if found is not declaration:
+                # It was declared in this moment, and perhaps once more since.
+                self._declarations.setdefault(declaration.name, found)
 
     def begin(self) -> None:
         """A connection begins, whose daemon knows nothing."""
@@ -241,7 +244,7 @@ class ListsAndPlans:
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._begun_before = set(self._unplanned)
         self._finished.clear()
-        for name, come in list(self._progress_of.items()):
+        for name, come in self._progress_of.copy().items():
             self._unsaid.setdefault(name, come)
         self._said_at = {}
         self._chunks = iter(())
@@ -301,6 +304,25 @@ _RECEIVE_BYTES = 1 << 18
 COLLECT_MS = 50
 
 
+class _Bell:
+    """An eventfd(2) by which other threads wake the sending thread; it is closed when no one has it any more."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def heard(self) -> None:
+        os.eventfd_read(self._fd)
+
+
 class HookClient:
     """A trainer's connection to the daemon.
 
@@ -328,13 +350,15 @@ class HookClient:
         self._queue: deque[tuple[bool, Callable[[], Message | None]]] = deque()
         # Where the answer to each question is awaited, by its number; None stands for no answer.
         self._answers: dict[int, SimpleQueue[Message | None]] = {}
-        self._requests = 0
-        self._guard = threading.Lock()
-        # A write to this eventfd(2) wakes the sending thread, which closes it when it ends.
-        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # A forked child has no sending thread, and `_guard` may be locked there for ever.
+        self._requests = itertools.count(1)
+        # What finalizers have left to the sending thread: it calls each until that returns True.
+        self._left: deque[Callable[[], bool]] = deque()
+        # The sending thread lets go of it at its end. Who rings it just then has it still, so its number means no other
+        # file.
+        self._bell: _Bell | None = _Bell()
+        # A forked child has no sending thread.
         self._pid = os.getpid()
-        self._closing = threading.Event()
+        self._closing = False
         self._gone_said = False
         # Whether a goodbye was sent through this connection: nothing more is sent then.
         self._leaving = False
@@ -363,10 +387,8 @@ class HookClient:
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
-        # In a fork the lock of the lists may be held for ever.
-        if self._is_here():
-            self._lists.declare(declaration)
-            self._wake_up()
+        self._lists.declare(declaration)
+        self._wake_up()
 
     def plan(self, plan: Plan) -> None:
         """Send a plan to the daemon, now and whenever the daemon comes back.
@@ -477,11 +499,24 @@ class HookClient:
         self._put(lambda: message)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits in the queue and a goodbye, and end the thread; give up after `timeout_s`."""
-        if not self._closing.is_set() and self._is_here():
-            self._closing.set()
-            self._wake_up()
-            self._thread.join(timeout_s)
+        """Send what waits in the queue and a goodbye, and end the thread; give up after `timeout_s`.
+
+        In the sending thread itself, which does that then, this returns at once.
+        """
+        if not self._closing and self._is_here():
+            self._closing = True
+            self._ring()
+            if threading.get_ident() != self._thread.ident:
+                self._thread.join(timeout_s)
+
+    def leave(self, task: Callable[[], bool]) -> None:
+        """Have the sending thread call this soon, and again until it returns True; for finalizers.
+
+        After the client has closed, or in a forked child, it is not called.
+        """
+        if os.getpid() == self._pid:
+            self._left.append(task)
+            self._ring()
 
     # -- the queue
 
@@ -497,9 +532,7 @@ class HookClient:
         answer: SimpleQueue[Message | None] = SimpleQueue()
         if self._gone_said or not self._is_here():
             return lambda timeout_s: None
-        with self._guard:
-            self._requests += 1
-            number = self._requests
+        number = next(self._requests)
         self._answers[number] = answer
         if self._gone_said:
             # The daemon died just now. The sending thread has woken all who wait for an answer, but not this one.
@@ -525,30 +558,29 @@ class HookClient:
         return False
 
     def _wake_up(self) -> None:
-        if not self._is_here():
-            return
-        with self._guard:
-            if self._wake is not None:
-                os.eventfd_write(self._wake, 1)
+        if self._is_here():
+            self._ring()
+
+    def _ring(self) -> None:
+        if (bell := self._bell) is not None:
+            bell.ring()
 
     # -- the sending thread
 
     def _run(self) -> None:
+        assert self._bell is not None
         try:
-            self._keep_talking()
+            self._keep_talking(self._bell)
         finally:
-            with self._guard:
-                assert self._wake is not None
-                os.close(self._wake)
-                self._wake = None
+            self._bell = None
 
-    def _keep_talking(self) -> None:
+    def _keep_talking(self, bell: _Bell) -> None:
         pause_s = self._patience.first_pause_s
         while True:
             try:
                 with connected(self._find_socket(), self._patience.connect_s) as stream:
-                    self._talk(stream)
-                if self._closing.is_set() and not self._queue:
+                    self._talk(stream, bell)
+                if self._closing and not self._queue:
                     return
                 # The goodbye was the former job's.
                 continue
@@ -560,9 +592,26 @@ class HookClient:
                 # An error of ours must not stop the training; a message that cannot be built is not tried again.
                 log.exception("the hook had to connect again")
                 self.connected.clear()
-            if self._closing.wait(pause_s):
+            if self._closes_within(pause_s, bell):
                 return
             pause_s = min(2 * pause_s, self._patience.longest_pause_s)
+
+    def _closes_within(self, pause_s: float, bell: _Bell) -> bool:
+        """Wait so long, or until the client closes; whether it does."""
+        until_s = time.monotonic() + pause_s
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        while not self._closing and (left_s := until_s - time.monotonic()) > 0:
+            if poll.poll(COLLECT_MS if self._left else 1000 * left_s):
+                bell.heard()
+            self._do_left()
+        return self._closing
+
+    def _do_left(self) -> None:
+        for _ in range(len(self._left)):
+            task = self._left.popleft()
+            if not task():
+                self._left.append(task)
 
     def _lost(self, exc: OSError) -> None:
         self.connected.clear()
@@ -573,24 +622,23 @@ class HookClient:
         for answer in list(self._answers.values()):
             answer.put(None)
 
-    def _talk(self, stream: socket.socket) -> None:
+    def _talk(self, stream: socket.socket, bell: _Bell) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
         self._published.begin()
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
-        wake = self._wake
-        assert wake is not None
-        poll.register(wake, select.POLLIN)
+        poll.register(bell, select.POLLIN)
         self._leaving = False
         while True:
+            self._do_left()
             if not unsent and not self._leaving:
                 unsent = memoryview(self._next_frame())
             poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, event in poll.poll(COLLECT_MS):
-                if fd == wake:
-                    os.eventfd_read(wake)
+                if fd == bell.fileno():
+                    bell.heard()
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     data = stream.recv(_RECEIVE_BYTES)
                     if not data:
@@ -604,7 +652,7 @@ class HookClient:
         while True:
             try:
                 # In this order: what was put before the close, or before what waits, is seen when it is asked for.
-                closing = self._closing.is_set()
+                closing = self._closing
                 last, build = self._queue[0] if self._queue else (closing, None)
                 message = self._published.next() or self._published.progress(time.monotonic(), hurry=last)
                 if message is None and build is not None:

@@ -3,6 +3,11 @@
 Each training has an id, by which the daemon keeps what its model learns apart from what others learn. If the user gives
 none, rank 0 chooses one at random and leaves it in torch.distributed's store, where the other ranks find it. Reading
 the store is no collective call: a rank that never attaches keeps no one waiting, except where rank 0 is that rank.
+
+A connection ends with its last use: with the last loader that is freed or hook that is closed. The garbage collector
+frees loaders in any thread and in the midst of any call, also of this module or of the connection's client. So a
+finalizer only notes that a use is over. The use is ended by whoever changes uses next, under a lock that no finalizer
+takes; that is the sending thread, if no one else does.
 """
 
 from __future__ import annotations
@@ -10,8 +15,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello, ProtocolError, encode
 from spiderfs.protocol.requests import address_of
-from trainer_hook.connection.client import QUEUE_BATCHES, HookClient, root_of, socket_finder
+from trainer_hook.connection.client import QUEUE_BATCHES, HookClient, Root, root_of, socket_finder
 from trainer_hook.connection.sample_list import (
     Declaration,
     Sample,
@@ -124,6 +131,8 @@ class _Connection:
     client: HookClient
     hello: Hello
     uses: list[Introduced] = field(default_factory=list)
+    freed: deque[Introduced] = field(default_factory=deque)
+    """Uses whose owners were freed, and which are to be ended."""
 
     def begin(self, job: Job, client_name: str) -> None:
         """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
@@ -162,8 +171,30 @@ class _Connection:
             if self.uses and all(other.declaration.split != use.declaration.split for other in self.uses):
                 self.client.withdraw(use.declaration.split)
 
+    def end_freed(self) -> None:
+        """End the uses whose owners were freed, and with the last use the connection."""
+        while self.freed:
+            self.freed.popleft().release(0.0)
+
+    def try_end_freed(self) -> bool:
+        """The same for the sending thread, which must not wait; False if someone changes uses in this moment."""
+        changing = _changing()
+        if not changing.acquire(blocking=False):
+            return False
+        try:
+            self.end_freed()
+        finally:
+            changing.release()
+        return True
+
 
 _connections: dict[tuple[int, str, str], _Connection] = {}
+_locks: dict[int, threading.RLock] = {}
+
+
+def _changing() -> threading.RLock:
+    """Who changes the uses of connections holds this lock of this process: a fork may inherit one that is held."""
+    return _locks.setdefault(os.getpid(), threading.RLock())
 
 
 @dataclass(eq=False)
@@ -180,10 +211,18 @@ class Introduced:
     def release(self, timeout_s: float) -> None:
         """End this use; sending what waits may take `timeout_s` if it was the last use of the connection."""
         connection = self.connection
-        connection.end(self)
-        if not connection.uses and _connections.get(connection.key) is connection:
-            del _connections[connection.key]
+        with _changing():
+            connection.end(self)
+            is_over = not connection.uses and _connections.get(connection.key) is connection
+            if is_over:
+                del _connections[connection.key]
+        if is_over:
             connection.client.close(timeout_s)
+
+    def owner_freed(self) -> None:
+        """End this use soon; for finalizers."""
+        self.connection.freed.append(self)
+        self.connection.client.leave(self.connection.try_end_freed)
 
 
 def introduce(
@@ -217,7 +256,23 @@ def introduce(
     else:
         length = len(dataset) if isinstance(dataset, Sized) else None
         declared = range_declaration(SampleRanges.of(ranges), length, root.path, split)
+    with _changing():
+        return _introduced(root, declared, loader, socket, client_name, job, queue_batches)
+
+
+def _introduced(
+    root: Root,
+    declared: Declaration,
+    loader: DataLoader[Any] | None,
+    socket: str | os.PathLike[str] | None,
+    client_name: str,
+    job: Job | None,
+    queue_batches: int,
+) -> Introduced:
+    """See `introduce`; the caller holds the lock of `_changing`."""
     key = (os.getpid(), root.path, "" if socket is None else os.fspath(socket))
+    if key in _connections:
+        _connections[key].end_freed()
     connection = _connections.get(key)
     if connection is not None and (
         connection.has_another(declared, loader) or (job is not None and connection.learned)
@@ -225,6 +280,7 @@ def introduce(
         # End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation).
         # A model and its hook refer to each other, so only the garbage collector frees them.
         gc.collect()
+        connection.end_freed()
         for use in list(connection.uses):
             if use.loader() is None:
                 connection.end(use)
@@ -242,7 +298,8 @@ def introduce(
     else:
         if connection.has_another(declared, loader):
             raise ValueError(
-                f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
+                f"another loader's list is called {declared.split!r}: close its plan or hook, or give this one another "
+                "split="
             )
         if job is not None:
             connection.begin(job, client_name)
@@ -251,7 +308,7 @@ def introduce(
     use = Introduced(replace(declared, sends_batches=job is not None and declared.grid is None), loader_of, connection)
     connection.uses.append(use)
     sends_batches = any(
-        other.declaration.sends_batches for other in connection.uses if other.declaration.split == split
+        other.declaration.sends_batches for other in connection.uses if other.declaration.split == declared.split
     )
     connection.client.declare(replace(declared, sends_batches=sends_batches))
     return use
@@ -268,11 +325,11 @@ def _learning(ranges: str, dataset: object, root: str, split: str, is_mount: boo
     return replace(learned_declaration(SampleRanges.none(len(dataset)), root, split), learns=is_mount)
 
 
-def when_collected(owner: object, release: Callable[[float], None]) -> Callable[[], object]:
-    """Call `release` when `owner` is freed, with no time to wait; at the end of the process it is not called.
+def end_with(owner: object, use: Introduced) -> Callable[[], object]:
+    """End a use soon after `owner` is freed; at the end of the process it is not ended.
 
     Returns a function that calls this off.
     """
-    finalizer = weakref.finalize(owner, release, 0.0)
+    finalizer = weakref.finalize(owner, use.owner_freed)
     finalizer.atexit = False
     return finalizer.detach

@@ -401,6 +401,30 @@ def jobs_mount(result: Result) -> str:
     return markdown(["jobs", "LRU, no sharing", "plan", "exchange"], rows)
 
 
+AGED = {
+    "gigabytes": ("GB", ".1f"),
+    "files_per_s": ("files/s", ",.0f"),
+    "fetch_us": ("us for a fetch", ",.0f"),
+    "fetch_p99_us": ("p99", ",.0f"),
+    "disk_mb": ("MB on disk", ",.1f"),
+    "memory_mb": ("MB (PSS)", ",.1f"),
+    "own_mb": ("of no file", ",.1f"),
+    "descriptors": ("descriptors", ".0f"),
+    "known_names": ("names", ",.0f"),
+}
+
+
+def churn(result: Result, most: int = 5) -> str:
+    """At most so many of the parts, the last among them; and the growth for a million files, and for 10 GB."""
+    parts, grown = result["parts"], result["per_million_files"]
+    shown = parts[:: -max(1, -(-len(parts) // most))][::-1]
+    rows = [[f"{part['files']:,}", *(format(part[name], form) for name, (_, form) in AGED.items())] for part in shown]
+    for name, times in (("for 1,000,000 more", 1.0), ("for 10 GB more", 10 / result["extent"]["kilobytes"])):
+        cells = [format(grown[of] * times, f"+{form}") if of in grown else "" for of, (_, form) in AGED.items()]
+        rows += [[name, *cells]] if grown else []
+    return markdown(["files", *(heading for heading, _ in AGED.values())], rows)
+
+
 STALLS = ("direct", "lru", "no plan", "wrong plan", "plan+uniform", "plan+spider", "oracle")
 
 

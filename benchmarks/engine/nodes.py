@@ -4,18 +4,16 @@
     .venv-dev/bin/python -m benchmarks.engine.nodes --quick          some seconds
 
 Of one training, an epoch is one random order of all samples, of which each node reads every n-th one
-(DistributedSampler). Of jobs, each node has one that reads all samples in an order of its own. All samples have one
+(DistributedSampler). All samples have one
 size, and each node caches the same share of all of them, by the product's engine and its default policy. The nodes read
 in step; each fetches ahead as the mount does, from a source that answers at once. The systems:
 
     this epoch    each node knows what it reads in this epoch
     awaited       it also knows its next epoch, as trainings publish it: what that reads stays (core/plans/foresight.py)
     homes         each sample has a home, which alone keeps it, and of which the other nodes ask it (core/homes.py)
-    plans         each home also knows what other nodes read of its samples, and fifty times an epoch how far they are
-                  (daemon/training/job_datasets/several_nodes.py); for jobs
 
 A figure is what all nodes fetch from the source in an epoch, as a share of what is read; the first two epochs are left
-out. With one training no system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for
+out. No system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for
 one node.
 """
 
@@ -34,14 +32,12 @@ from benchmarks.common.results import plain_table
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.remote import HomeSamples, PlanPart
 from spiderfs.core.policy import Key
 from spiderfs.policies.spider import Spider
 
 READER, LIST = "reader", "list"
-THIS_EPOCH, AWAITED, HOMES, PLANS = "this epoch", "awaited", "homes", "plans"
+THIS_EPOCH, AWAITED, HOMES = "this epoch", "awaited", "homes"
 SYSTEMS = (THIS_EPOCH, AWAITED, HOMES)
-JOBS_SYSTEMS = (AWAITED, HOMES, PLANS)
 _SPREAD = 0x9E3779B97F4A7C15
 # Of the cache, as in a mount that has yet to find out how fast its source is; at least and at most this many samples.
 WINDOW_SHARE, LEAST_WINDOW, MOST_WINDOW = 0.02, 1, 32
@@ -51,8 +47,6 @@ WINDOW_SHARE, LEAST_WINDOW, MOST_WINDOW = 0.02, 1, 32
 class Setting:
     system: str = AWAITED
     nodes: int = 3
-    jobs: bool = False
-    """Whether each node reads all samples."""
     cached: float = 0.2
     """The share of the samples that each node's cache holds."""
     samples: int = 6_000
@@ -71,9 +65,6 @@ class Setting:
 FULL = Setting()
 QUICK = Setting(samples=1_200, epochs=4)
 NODES = (1, 2, 3, 4, 8)
-JOBS_NODES = (2, 3, 4)
-# How often in an epoch nodes publish how far they are; and the paces of readers are compared.
-PUBLISHED = 50
 
 
 class Node:
@@ -86,13 +77,10 @@ class Node:
         self._setting = setting
         self._homes = homes
         self._nodes = nodes
-        self._published: dict[int, npt.NDArray[np.intp]] = {}
-        """By node, the positions of the present epoch that name its samples."""
         self.engine = Engine(Spider(), setting.room, homes=homes)
         # Keys of samples are hashes.
         self._keys: list[Key] = [(index * _SPREAD) % 2**63 for index in range(1, setting.samples + 1)]
         self._index_of = {key: index for index, key in enumerate(self._keys)}
-        self._samples = HomeSamples(self._keys, self._index_of, np.ones(setting.samples, np.bool_))
         self._orders = orders
         self.from_source = 0
 
@@ -106,32 +94,14 @@ class Node:
 
     def _plan(self, number: int, begun: bool = True) -> None:
         order = self._orders[number]
-        self.engine.plan(READER, LIST, self._planned(number, order), float(number * len(order)), begun)
-        if self._setting.system != PLANS or not begun:
-            return
-        assert self._homes is not None
-        homes = self._homes.of_all(np.array(self._keys, np.uint64))[order]
-        for place, node in enumerate(self._nodes):
-            if node is not self:
-                its = np.flatnonzero(homes == place)
-                part = PlanPart(self._samples, number, order[its])
-                for _ in node.engine.schedule.remote.plan(self, part, float(number * len(order))):
-                    pass
-                self._published[place] = its
-
-    def _planned(self, number: int, order: npt.NDArray[np.uint32]) -> PlannedEpoch:
-        return PlannedEpoch(number, self._keys, self._index_of, order.copy())
+        epoch = PlannedEpoch(number, self._keys, self._index_of, order.copy())
+        self.engine.plan(READER, LIST, epoch, float(number * len(order)), begun)
 
     def read(self, position: int) -> None:
         """The training takes what is at this position of its epoch, and the mount fetches ahead."""
         order = self._orders[self._number]
         now_s = float(self._number * len(order) + position)
         self.engine.progressed(READER, LIST, self._number, position + 1, position, now_s)
-        if position % (len(order) // PUBLISHED) == 0:
-            self.engine.compare_paces(now_s)
-            for place, its in self._published.items():
-                come = int(np.searchsorted(its, position))
-                self._nodes[place].engine.schedule.remote.progressed(self, self._number, come, now_s)
         while self.engine.rank_some(len(self._keys)):
             pass
         self._fetch_ahead()
@@ -166,20 +136,13 @@ class Node:
 def fetched_shares(setting: Setting) -> list[float]:
     """What all nodes fetch from the source in each epoch, as a share of what they read."""
     rng = np.random.default_rng(setting.seed)
-
-    def epochs() -> list[npt.NDArray[np.uint32]]:
-        return [rng.permutation(setting.samples).astype(np.uint32) for _ in range(setting.epochs + 1)]
-
-    own = setting.samples if setting.jobs else setting.samples // setting.nodes
-    if setting.jobs:
-        orders = [epochs() for _ in range(setting.nodes)]
-    else:
-        whole = epochs()
-        orders = [[order[node :: setting.nodes][:own] for order in whole] for node in range(setting.nodes)]
+    own = setting.samples // setting.nodes
+    whole = [rng.permutation(setting.samples).astype(np.uint32) for _ in range(setting.epochs + 1)]
+    orders = [[order[node :: setting.nodes][:own] for order in whole] for node in range(setting.nodes)]
     names = [f"node {number}" for number in range(setting.nodes)]
     nodes: list[Node] = []
     for name, order in zip(names, orders, strict=True):
-        homes = Homes(dict.fromkeys(names, 1.0), name) if setting.system in (HOMES, PLANS) else None
+        homes = Homes(dict.fromkeys(names, 1.0), name) if setting.system == HOMES else None
         nodes.append(Node(setting, order, homes, nodes))
     shares, before = [], 0
     for epoch in range(setting.epochs):
@@ -208,15 +171,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object
     for nodes, *found in zip(NODES, *later.values(), strict=True):
         table.add_row(str(nodes), *(f"{share:.3f}" for share in found), f"{max(0.0, 1 - nodes * extent.cached):.1f}")
     console.print(table)
-    jobs: dict[str, list[float]] = {system: [] for system in JOBS_SYSTEMS}
-    chosen = [replace(extent, system=system, nodes=nodes, jobs=True) for system in JOBS_SYSTEMS for nodes in JOBS_NODES]
-    for setting in track(chosen, console=console, transient=True):
-        jobs[setting.system].append(round(float(np.mean(fetched_shares(setting)[2:])), 4))
-    table = plain_table("a job on each node, all samples for each", "nodes", *JOBS_SYSTEMS)
-    for nodes, *found in zip(JOBS_NODES, *jobs.values(), strict=True):
-        table.add_row(str(nodes), *(f"{share:.3f}" for share in found))
-    console.print(table)
-    return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later, "jobs": jobs}
+    return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later}
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.common.command import command_line, main
 from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts
-from benchmarks.common.results import plain_table
 from benchmarks.fakes.made_source import PER_DIRECTORY, SCHEME, content_of, name_of
 from benchmarks.serving.peers import Mounted, shown
 from benchmarks.serving.process_cost import pss_bytes
@@ -70,12 +70,7 @@ class Counted(NamedTuple):
     known_names: int
 
 
-GROWING = {
-    "fetch_us": "us for a fetch",
-    "disk_mb": "MB on disk",
-    "memory_mb": "MB of memory",
-    "own_mb": "MB of its own",
-}
+GROWING = ("fetch_us", "disk_mb", "memory_mb", "own_mb")
 
 
 def pass_part(peer: Mounted, numbers: range, size: int) -> tuple[float, list[float]]:
@@ -107,20 +102,6 @@ def growth(rows: list[Counted]) -> dict[str, float]:
     half = rows[len(rows) // 2 :]
     files = [row.files / 1e6 for row in half]
     return {name: float(np.polyfit(files, [getattr(row, name) for row in half], 1)[0]) for name in GROWING}
-
-
-def show(rows: list[Counted], size: int, console: Console) -> None:
-    headings = ("files", "GB", "min", "files/s", "fetch us", "p99", "disk MB", "memory MB", "own MB", "fds", "names")
-    table = plain_table(f"Files of {size / 1000:g} kB, once each", *headings)
-    for row in rows:
-        cells = [f"{row.files:,}", f"{row.gigabytes:.1f}", f"{row.minutes:.1f}"]
-        table.add_row(*cells, *(f"{figure:,.0f}" for figure in row[3:]))
-    console.print(table)
-    if len(rows) >= 4:
-        for name, slope in growth(rows).items():
-            per_gigabytes = slope * 1e10 / size / 1e6
-            text = f"{slope:+.1f} {GROWING[name]} for a million files, {per_gigabytes:+.1f} for 10 GB"
-            console.print(text, highlight=False)
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -155,9 +136,11 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 console.log(f"{passed:,} of {files:,} files")
                 if minutes >= arguments.minutes:
                     break
-    show(rows, size, console)
-    found = {"extent": asdict(extent) | {"files": files}, "parts": [row._asdict() for row in rows]}
-    return found | {"per_million_files": growth(rows) if len(rows) >= 4 else {}}
+
+    found: dict[str, Any] = {"extent": asdict(extent) | {"files": files}, "parts": [row._asdict() for row in rows]}
+    found["per_million_files"] = growth(rows) if len(rows) >= 4 else {}
+    print(tables.churn(found, len(rows)))
+    return found
 
 
 if __name__ == "__main__":

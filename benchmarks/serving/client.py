@@ -13,7 +13,6 @@ which is notified of every open either way.
 from __future__ import annotations
 
 import argparse
-import builtins
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -55,11 +54,6 @@ def _client_open(path: bytes) -> int:
         return len(file.read())
 
 
-def _built_in_open(path: bytes) -> int:
-    with builtins.open(path, "rb") as file:
-        return len(file.read())
-
-
 def _served(root_bytes: int, path: bytes) -> int:
     return len(client.read_bytes(b"%s%s%s" % (SCHEME.encode(), SERVED.encode(), path[root_bytes:])))
 
@@ -67,7 +61,6 @@ def _served(root_bytes: int, path: bytes) -> int:
 # The ways to read: from which system, and by which function.
 WAYS: dict[str, tuple[str, Callable[[bytes], int]]] = {
     "native": ("native", open_read_close),
-    "native, open()": ("native", _built_in_open),
     "mount": ("spiderfs", open_read_close),
     "client.read_bytes": ("spiderfs", _read_bytes),
     "client.open": ("spiderfs", _client_open),

@@ -12,7 +12,6 @@ turns. Figures are medians. `s/GiB` is the processor time of the daemon, or of t
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -25,11 +24,11 @@ from rich.console import Console
 from benchmarks import tables
 from benchmarks.common.command import command_line, main
 from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.mounts import stats
 from benchmarks.common.results import plain_table
 from benchmarks.serving.object_store import ROOT, mounted
 from benchmarks.serving.paced_store import Objects, PacedStore, paced_store
 from benchmarks.serving.process_cost import cpu_seconds, process_tree
-from spiderfs.shared.layout import CacheLayout
 
 KEY, SMALL_KEY = "large/one.bin", "large/small.bin"
 READ_BYTES = 1 << 20
@@ -70,20 +69,12 @@ def measure(way: str, extent: Extent, store: PacedStore, place: Path) -> Measure
         # The first read of a mount waits for its connection, and for the import of what makes it.
         (mount / Path(SMALL_KEY).name).read_bytes()
         store.asked()
-        daemon = process_tree(_daemon(place / "cache"))
+        daemon = process_tree(stats(mount)["pid"])
         begin, begin_cpu_s = time.perf_counter(), cpu_seconds(daemon)
         with open(path, "rb", buffering=0) as file:
             wanted = sum(iter(lambda: len(file.read(READ_BYTES)), 0))
         seconds, cpu_s = time.perf_counter() - begin, cpu_seconds(daemon) - begin_cpu_s
         return Measured(seconds, wanted, store.asked().given_bytes, cpu_s)
-
-
-def _daemon(cache: Path) -> int:
-    """The process that has locked a cache directory."""
-    lock = os.stat(CacheLayout(cache).lock)
-    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
-    held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-    return next(int(fields[4]) for fields in held if fields[1] == "FLOCK" and fields[5] == place)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:

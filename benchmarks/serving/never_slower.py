@@ -1,7 +1,6 @@
 """Where a mount is slower than reading the source directly: loader workers, file sizes, sources and plans.
 
     .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE              some twenty minutes
-    .venv-dev/bin/python -m benchmarks.serving.never_slower --minutes 10 --json FILE     a part; the next call continues
     .venv-dev/bin/python -m benchmarks.serving.never_slower --quick                  two settings, in a minute
     .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE --plot FILE  a picture of what FILE has, too
 
@@ -22,12 +21,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import shutil
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,8 +35,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.common.command import add_minutes, add_names, command_line, main
-from benchmarks.common.interruption import Slice, TimeIsOver, scratch_directory
+from benchmarks.common.command import add_names, command_line, main
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.results import machine, save
 from benchmarks.common.sources import BUCKET
 from benchmarks.common.walking import walk
@@ -245,33 +242,20 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     ways = arguments.ways or (["no plan", "plan"] if arguments.quick else list(WAYS))
     result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways, "epochs": list(EPOCHS)}}
     settings: dict[str, dict[str, Cell]] = {}
-    if arguments.json is not None and arguments.json.exists():
-        kept = json.loads(arguments.json.read_text())
-        if kept["extent"] != result["extent"]:
-            raise RuntimeError(f"{arguments.json} holds another extent; choose another file with --json")
-        settings = settings_of(kept)
-    part = Slice(arguments.minutes)
-    wanted = {
-        f"{source}, {size}, {count} worker{'s' * (count != '1')}": (source, size, int(count))
-        for source, size, count in chosen(arguments)
-    }
-    left = {name: setting for name, setting in wanted.items() if name not in settings}
+    wanted = chosen(arguments)
     with scratch_directory("never_slower") as scratch:
         made: dict[str, FileSet] = {}
-        for number, (setting, (source, size, count)) in enumerate(left.items()):
-            if part.over:
-                raise TimeIsOver(f"{len(left) - number} settings are left: the same command goes on")
+        for source, size, count in wanted:
             if size not in made:
-                of_size = [each for each in left.values() if each[1] == size]
-                most = max(count_of(SOURCES[each[0]], SIZES[size], each[2], planned=True) for each in of_size)
+                of_size = [each for each in wanted if each[1] == size]
+                most = max(count_of(SOURCES[each[0]], SIZES[size], int(each[2]), planned=True) for each in of_size)
                 made[size] = made_files(scratch / size.replace(" ", ""), most, SIZES[size])
                 os.sync()
-            began = time.monotonic()
-            place = scratch / str(number)
-            settings[setting] = measured(made[size], SOURCES[source], count, ways, rounds, place)
-            part.took(time.monotonic() - began)
+            setting = f"{source}, {size}, {count} worker{'s' * (count != '1')}"
+            place = scratch / str(len(settings))
+            settings[setting] = measured(made[size], SOURCES[source], int(count), ways, rounds, place)
             save(arguments.json, result | {"settings": rows_of(settings)})
-            console.log(f"{setting}: {number + 1} of {len(left)}")
+            console.log(f"{setting}: {len(settings)} of {len(wanted)}")
     print(tables.never_slower(result | {"settings": rows_of(settings)}))
     if arguments.plot is not None:
         plot(settings, ways, arguments.plot)
@@ -281,14 +265,8 @@ def rows_of(settings: dict[str, dict[str, Cell]]) -> list[dict[str, Any]]:
     return [{"setting": name} | cells for name, cells in settings.items()]
 
 
-def settings_of(result: dict[str, Any]) -> dict[str, dict[str, Cell]]:
-    """The cells of a kept result by their setting."""
-    return {row["setting"]: {name: row[name] for name in row if name != "setting"} for row in result["settings"]}
-
-
 if __name__ == "__main__":
     program = command_line(__doc__, FULL, QUICK)
-    add_minutes(program, "setting")
     program.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix into FILE")
     for option, known in (("--ways", WAYS), ("--sizes", SIZES), ("--sources", SOURCES), ("--workers", WORKERS)):
         add_names(program, option, known, f"{option[2:]} to measure")

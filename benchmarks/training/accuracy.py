@@ -12,8 +12,7 @@ sampler can publish whose draws depend on what is learned until then. What may b
 its 95 % interval.
 
 If FILE exists and holds runs of the same extent, these runs are not measured again. The list is sorted by class, as
-that of torchvision's ImageFolder is and the archive of it. So neighbours are of one class, but for shards that were
-packed at random.
+that of torchvision's ImageFolder is and the archive of it, so neighbours are of one class.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ CONFIGURATIONS = {
     "pool 4": Configuration(scores=None, sampler="pool 4"),
     "pool 16": Configuration(scores=None, sampler="pool 16"),
     "pool 64": Configuration(scores=None, sampler="pool 64"),
-    "buffer of mixed shards": Configuration(scores=None, sampler="buffer of mixed shards"),
     "buffer of sorted shards": Configuration(scores=None, sampler="buffer of sorted shards"),
     # The next configurations draw by importance, and no sample has a substitute.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),

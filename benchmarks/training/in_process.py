@@ -37,7 +37,6 @@ from benchmarks.training.training import (
     sampler_named,
 )
 from spiderfs.core.engine import Engine
-from spiderfs.core.events import Hint
 from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import MAX_NEIGHBOURS, MAX_SUBSTITUTIONS, Hub, HubLimits, Key, Policy
@@ -46,7 +45,6 @@ from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import Calibration, ScorerOptions, Scoring
-from spiderfs.trace import TraceWriter
 from trainer_hook.connection.client import HookClient
 
 JOB, JOB_DATASET = "training", "1"
@@ -168,12 +166,10 @@ class Cache:
         dimension: int,
         seed: int,
         epochs: int,
-        trace: TraceWriter | None = None,
     ) -> None:
         """`epochs` is how many the training will have."""
         self.configuration = configuration
         self._sizes = sizes
-        self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
         start, end = configuration.ratio
         policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
@@ -183,7 +179,7 @@ class Cache:
         self._landing: set[Key] = set()
         """The samples of the batch that is being learned."""
         options = PolicyFeedOptions(ElasticOptions(start=start, end=end))
-        self._feed = PolicyFeed(self.engine, self._size_of, options, self._noted)
+        self._feed = PolicyFeed(self.engine, self._size_of, options)
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
         self._epochs_done = self._accesses = self._epoch = 0
@@ -202,10 +198,6 @@ class Cache:
     def _size_of(self, sample: Key) -> int | None:
         assert isinstance(sample, int)
         return self._sizes[sample] if sample in self.engine.members or sample in self._landing else None
-
-    def _noted(self, hint: Hint) -> None:
-        if self._trace is not None:
-            self._trace.event(self._accesses, hint)
 
     # -- as the client of a SpiderSampler
 
@@ -257,11 +249,6 @@ class Cache:
         if self.scorer is not None:
             self._feed.served(JOB_DATASET, wanted, given)
         self.engine.opened(given, self._sizes[given])
-        if self._trace is not None:
-            if given == wanted:
-                self._trace.append(self._accesses, wanted, size, served=hit, list_number=1)
-            else:
-                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], 1)
         return given
 
     def _given(self, wanted: int) -> int:
@@ -321,7 +308,6 @@ class Training:
         configuration: Configuration,
         seed: int,
         epochs: int,
-        trace: TraceWriter | None = None,
         recipe: Recipe = SMALL,
     ) -> None:
         by_scores = {"coverage": configuration.coverage, "settled": configuration.settled}
@@ -338,7 +324,7 @@ class Training:
         self._embedded = halved if configuration.embeddings == "raw" else recipe.embedded
         width = self._embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         labels = pool.labels.tolist()
-        self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace)
+        self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs)
         self.sampler = sampler_named(configuration.sampler, self._samples, seed, epochs, **by_scores)
         self.sampler.bind(cast(HookClient, self.cache), "train")
         self.sampler.offer(self.evaluated)
@@ -350,7 +336,7 @@ class Training:
         )
         self.rng = np.random.default_rng([seed, 2])
 
-    def epoch(self, number: int, stepped: Callable[[], None] = lambda: None) -> tuple[list[int], Epoch]:
+    def epoch(self, number: int) -> tuple[list[int], Epoch]:
         """Train for an epoch; returns the samples in the order in which they were read, and the epoch's figures."""
         self.model.train()
         sampler, cache, batch = self.sampler, self.cache, self.recipe.batch
@@ -368,7 +354,6 @@ class Training:
             self._step(*ahead.popleft())
             trained += 1
             self.steps.taken(number - 1, trained, batches)
-            stepped()
 
         for wanted in in_batches(drawn, cache, batch, self._configuration.oversampling, self.rng):
             if len(read) == settling and sampler.settled < 1:
@@ -458,13 +443,11 @@ def train(
     name: str,
     seed: int,
     epochs: int,
-    stepped: Callable[[], None] = lambda: None,
-    trace: TraceWriter | None = None,
 ) -> Run:
     """Train once; all runs of a seed begin with the same weights and, without scores, make the same draws."""
     began = time.monotonic()
-    training = Training(pool, configuration, seed, epochs, trace)
-    done = [training.epoch(number, stepped) for number in range(1, epochs + 1)]
+    training = Training(pool, configuration, seed, epochs)
+    done = [training.epoch(number) for number in range(1, epochs + 1)]
     return Run(
         configuration=name,
         seed=seed,

@@ -37,8 +37,6 @@ class Order:
     batch: int
     step_s: float
     """The time after each batch."""
-    forgets: bool = False
-    """Whether the loader's workers have the kernel forget each file that they have read."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def _train(order: Order, pipe: Connection) -> None:
     from benchmarks.common.mounts import leave_signals_to_the_parent
 
     torch.set_num_threads(1)
-    files = Files(order.mount, order.names, order.labels, order.forgets)
+    files = Files(order.mount, order.names, order.labels)
     loader: DataLoader[Any] = DataLoader(
         files,  # type: ignore[arg-type]
         order.batch,
@@ -154,9 +152,8 @@ def _train(order: Order, pipe: Connection) -> None:
 class Files:
     """The files of a mount as a data set; a sample is the number that its file holds."""
 
-    def __init__(self, mount: Path, names: Sequence[str], labels: int, forgets: bool) -> None:
+    def __init__(self, mount: Path, names: Sequence[str], labels: int) -> None:
         self.samples = [(os.path.join(mount, name), number % labels) for number, name in enumerate(names)]
-        self._forgets = forgets
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -164,8 +161,6 @@ class Files:
     def __getitem__(self, index: int) -> int:
         with open(self.samples[index][0], "rb", buffering=0) as file:
             content = file.read()
-            if self._forgets:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         number = int(content[:NUMBER_BYTES])
         if number != index:
             raise RuntimeError(f"file {index} has the bytes of file {number}")

@@ -1,7 +1,6 @@
 """Several trainings on one mount: what each fetches from a slow source, with exchange and without, and its time.
 
     .venv-dev/bin/python -m benchmarks.training.jobs_mount --json FILE     nine minutes on a quiet machine
-    .venv-dev/bin/python -m benchmarks.training.jobs_mount --immutable     the same, of mounts with -o immutable
     .venv-dev/bin/python -m benchmarks.training.jobs_mount --quick         under a minute, for a look
 
 Each training is a process with a PyTorch DataLoader of two workers. After each batch comes a step of fixed length in
@@ -17,9 +16,6 @@ which the last training has ended its first epoch, which fills the cache, until 
 (1 - c) / K for K equally fast trainings; c is what the sections of the cache hold at the end, for landing takes a part.
 `waits` are opens that had to wait for the source, as a share of the samples read. In each epoch of each training every
 sample must be read exactly once, or the benchmark fails.
-
-An immutable mount does not see a read that the kernel's memory answers, and here everything would fit into that. So
-with --immutable the loader's workers have the kernel forget each file that they have read.
 """
 
 from __future__ import annotations
@@ -97,20 +93,17 @@ def made(source: Path, extent: Extent) -> list[str]:
 
 
 def run(
-    processes: list[JobProcess], situation: str, system: str, seed: int, names: list[str], scratch: Path, given: Any
+    processes: list[JobProcess], situation: str, system: str, seed: int, names: list[str], scratch: Path, extent: Extent
 ) -> Found:
-    """Run the trainings of a situation side by side; `given` are the benchmark's arguments."""
-    extent: Extent = given.extent
+    """Run the trainings of a situation side by side."""
     sample_bytes, jobs = extent.kilobytes << 10, SITUATIONS[situation]
-    options, step_s = f"policy=lru{',immutable' * given.immutable}", BATCH * extent.step_us / 1e6
+    step_s = BATCH * extent.step_us / 1e6
     capacity = int(CACHED * len(names) * sample_bytes)
-    with mounted(scratch / "source", scratch / "run", capacity, LATENCY_MS, options) as mount:
+    with mounted(scratch / "source", scratch / "run", capacity, LATENCY_MS, "policy=lru") as mount:
         running: dict[JobProcess, Order] = {}
         for number, job in enumerate(processes[:jobs]):
             seed_of_job = 100 * seed + number
-            running[job] = Order(
-                mount, names, LABELS, system, seed_of_job, extent.epochs, BATCH, step_s, given.immutable
-            )
+            running[job] = Order(mount, names, LABELS, system, seed_of_job, extent.epochs, BATCH, step_s)
             job.prepare(running[job])
         for job in running:
             job.ready()
@@ -183,8 +176,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             for situation in arguments.situations or (QUICK_SITUATIONS if arguments.quick else SITUATIONS):
                 for system in arguments.systems[turn:] + arguments.systems[:turn]:
                     with console.status(f"{situation}, {system}"):
-                        found.append(run(processes, situation, system, number + 1, names, scratch, arguments))
-    extent = asdict(arguments.extent) | {"immutable": arguments.immutable}
+                        found.append(run(processes, situation, system, number + 1, names, scratch, arguments.extent))
+    extent = asdict(arguments.extent)
     result = {"extent": extent, "runs": [asdict(run) for run in found]}
     print(tables.jobs_mount(result))
     return result
@@ -192,7 +185,6 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 if __name__ == "__main__":
     program = command_line(__doc__, FULL, QUICK)
-    program.add_argument("--immutable", action="store_true", help="measure mounts with -o immutable")
     add_names(program, "--situations", SITUATIONS, "measure these alone")
     add_names(program, "--systems", SYSTEMS, "measure these alone", SYSTEMS)
     main(measure, program)

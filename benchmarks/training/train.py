@@ -18,8 +18,6 @@ configurations take turns seed by seed, so that other load on the machine falls 
                    fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
     echo 2         each sample twice while it is cached, and then not again before all others; plans are published,
                    and there is no hook
-    prefetch only  uniform sampling with a plan, and a cache of 5 %: room for what is on its way and for next to nothing
-                   else, so what it gains over lru is that many reads are under way at a time
     all local      uniform sampling from the local disk, without a mount: what no cache can exceed
 
 With --workers 2,4,8,16 every configuration is trained with each of these numbers of loader workers, for concurrency is
@@ -66,6 +64,9 @@ from trainer_hook import Hook, HookOptions, attach, plan
 
 LOADER_WORKERS = 2
 MOST_WEIGHT = 4.0
+LATENCY_MS = 6.0
+# What all runs of a table have in common, besides the extent.
+SETTINGS = {"latency_ms": LATENCY_MS, "batch": BATCH, "cached_share": CACHED_SHARE}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ class Configuration:
     coverage: float | None = None  # share of the sampler's draws that are uniform, if not its own default
     weighted: bool = False  # losses, by hook.weights()
     ratio: float | None = None  # share of the importance section, if pinned
-    cached_share: float = CACHED_SHARE
     local: bool = False  # without a mount; the options do nothing
 
 
@@ -94,7 +94,6 @@ CONFIGURATIONS = {
     "spider-paper": Configuration(AS_IN_SPIDERCACHE, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
     "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
-    "prefetch only": Configuration("policy=minio", planned=True, cached_share=0.05),
     "all local": Configuration("", local=True),
 }
 
@@ -231,20 +230,11 @@ def result_of(arguments: argparse.Namespace, data: Data, runs: list[Run]) -> dic
     return {
         "machine": machine(),
         "extent": asdict(arguments.extent) | {"seeds": max((run.seed for run in runs), default=0)},
-        **settings_of(arguments),
+        **SETTINGS,
         "loader_workers": arguments.workers[0],
         "training_bytes": data.training_bytes,
         "options": {run.configuration: asdict(CONFIGURATIONS[run.configuration]) for run in runs},
         "runs": [asdict(run) for run in runs],
-    }
-
-
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that all runs of a table have in common, besides the extent."""
-    return {
-        "latency_ms": arguments.latency_ms,
-        "batch": BATCH,
-        "cached_share": CACHED_SHARE,
     }
 
 
@@ -253,7 +243,7 @@ def runs_in(path: Path, arguments: argparse.Namespace) -> list[Run]:
     if not path.exists():
         return []
     result = json.loads(path.read_text())
-    same = asdict(arguments.extent) | {"seeds": result["extent"]["seeds"]} | settings_of(arguments)
+    same = asdict(arguments.extent) | {"seeds": result["extent"]["seeds"]} | SETTINGS
     if any((result | result["extent"])[name] != wanted for name, wanted in same.items()):
         raise RuntimeError(f"{path} holds runs of another extent or source; choose another file with --json")
     for name, saved in result["options"].items():
@@ -273,7 +263,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     tasks = [task for task in itertools.starmap(Task, asked) if task not in done]
     console.print(
         f"{extent.training:,} training images ({data.training_bytes / 1e6:.1f} MB), {extent.held_out:,} held out; "
-        f"cache {CACHED_SHARE:.0%}; source {arguments.latency_ms:g} ms away"
+        f"cache {CACHED_SHARE:.0%}; source {LATENCY_MS:g} ms away"
         f"; {len(runs)} runs are there already, {len(tasks)} to do",
         highlight=False,
     )
@@ -303,9 +293,9 @@ def run_of(arguments: argparse.Namespace, data: Data, task: Task, scratch: Path,
     configuration, epochs = CONFIGURATIONS[task.configuration], arguments.extent.epochs
     if configuration.local:
         return train(data, data.root, task, epochs, progress)
-    capacity = int(data.training_bytes * configuration.cached_share)
+    capacity = int(data.training_bytes * CACHED_SHARE)
     place = scratch / f"{task.configuration}-{task.workers}-{task.seed}".replace(" ", "-")
-    with mounted(data.root, place, capacity, arguments.latency_ms, configuration.options) as mountpoint:
+    with mounted(data.root, place, capacity, LATENCY_MS, configuration.options) as mountpoint:
         return train(data, mountpoint, task, epochs, progress)
 
 
@@ -313,7 +303,6 @@ def program() -> argparse.ArgumentParser:
     parser = command_line(__doc__, FULL, QUICK)
     add_data(parser, IMAGES, required=True)
     add_names(parser, "--configs", CONFIGURATIONS, f"to run (default all, quick {','.join(QUICK_CONFIGURATIONS)})")
-    parser.add_argument("--latency-ms", type=float, default=6.0, metavar="MS", help="of the source (%(default)s)")
     help_text = f"numbers of loader workers to train with (default {LOADER_WORKERS})"
     parser.add_argument("--workers", type=numbers_of(int), default=[LOADER_WORKERS], metavar="A,B", help=help_text)
     add_minutes(parser, "run")

@@ -48,24 +48,21 @@ BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
 
 # The blocks of a PoolSampler, whose pool is as large as the cache.
 POOLS = {"pool 4": 4, "pool 16": 16, "pool 64": 64}
-# How the shards of a loader with a shuffle buffer were packed.
-BUFFERS = {"buffer of mixed shards": True, "buffer of sorted shards": False}
+BUFFER = "buffer of sorted shards"
 # Shards of so many samples, and a buffer of as many, as shares of all: ImageNet's shards of 1,200 are a tenth of that.
 SHARD = 0.01
 
 
 class BufferSampler(EpochSampler):
-    """Draws as loaders of shards do: shards in a random order, each from its beginning, through a shuffle buffer."""
+    """Draws as loaders of sorted shards do: shards in a random order, each from its beginning, through a buffer."""
 
-    def __init__(self, samples: int, at_random: bool, seed: int) -> None:
+    def __init__(self, samples: int, seed: int) -> None:
         super().__init__(samples, seed=seed)
         self._shard = max(1, round(SHARD * samples))
-        packed = np.arange(samples, dtype=np.uint32)
-        self._packed = np.random.default_rng(DRAW_SEED).permutation(packed) if at_random else packed
 
     def _draw(self, number: int) -> SampledEpoch:
         rng = np.random.default_rng([self._seed, number])
-        shards = np.split(self._packed, range(self._shard, self.samples, self._shard))
+        shards = np.split(np.arange(self.samples, dtype=np.uint32), range(self._shard, self.samples, self._shard))
         coming = np.concatenate([shards[at] for at in rng.permutation(len(shards))])
         return SampledEpoch(number, through_pool(coming[:, None], self._shard, rng))
 
@@ -78,8 +75,8 @@ def sampler_named(name: str, samples: int, seed: int, epochs: int, **by_scores: 
         return InfoBatchSampler(samples, epochs=epochs, times=INFOBATCH[name], window=CACHED_SHARE, seed=seed)
     if name in POOLS:
         return PoolSampler(samples, block=POOLS[name], pool=CACHED_SHARE, seed=seed)
-    if name in BUFFERS:
-        return BufferSampler(samples, BUFFERS[name], seed)
+    if name == BUFFER:
+        return BufferSampler(samples, seed)
     return BY_SCORES[name](samples, seed=seed, **by_scores)
 
 

@@ -1,4 +1,4 @@
-"""Where accuracy.py and hit_ratio.py could silently be wrong: closed forms, labels, attribution, draws."""
+"""Where accuracy.py could silently be wrong: closed forms, labels, attribution, draws."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from spiderfs.trace import TraceWriter, read_trace
-
 SAMPLES, CLASSES = 480, 4
 SIDE = 8
 
@@ -26,11 +24,6 @@ def in_process() -> ModuleType:
 @pytest.fixture(scope="module")
 def accuracy(in_process: ModuleType) -> ModuleType:
     return importlib.import_module("benchmarks.training.accuracy")
-
-
-@pytest.fixture(scope="module")
-def hit_ratio(in_process: ModuleType) -> ModuleType:
-    return importlib.import_module("benchmarks.engine.hit_ratio")
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +120,3 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
         rates.append(by_epoch)
     assert rates[0] == rates[1] == rates[2]
     assert rates[0][-1] < rates[0][0]
-
-
-@pytest.mark.thorough
-def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path / "trace")
-    in_process.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
-    writer.close()
-    points = list(hit_ratio.points_of(read_trace(tmp_path / "trace")))
-    for capacity in hit_ratio.CAPACITIES:
-        at = {point.policy: point for point in points if point.capacity == capacity}
-        assert set(at) == set(hit_ratio.POLICIES_SHOWN)
-        best = max(at.values(), key=lambda point: point.hit_ratio if point.policy != "spider" else 0)
-        assert best.policy == "MIN"
-        assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
-        assert at["importance"].redirected_share == at["lru"].redirected_share == 0
-    assert any(point.redirected_share > 0 for point in points if point.policy == "spider")

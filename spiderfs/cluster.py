@@ -43,7 +43,6 @@ from spiderfs.sources.node_names import Roll, is_web_server
 from spiderfs.sources.redis_client import SHAPES, RedisClient, errors
 
 
-@dataclass(frozen=True, eq=False)
 class SharedScores(Message, kind="shared_scores"):
     """Scores of different samples, made of embeddings of this dimension."""
 
@@ -57,7 +56,6 @@ class SharedScores(Message, kind="shared_scores"):
         demand(bool((np.isfinite(self.scores) & (self.scores > 0)).all()), "a score is not above 0")
 
 
-@dataclass(frozen=True, eq=False)
 class SharedHub(Message, kind="shared_hub"):
     """A hub, and its neighbours, nearest first."""
 
@@ -70,7 +68,6 @@ class SharedHub(Message, kind="shared_hub"):
         demand(bool(np.isfinite(self.distances).all()), "a distance is not finite")
 
 
-@dataclass(frozen=True)
 class RankEnded(Message, kind="rank_ended"):
     """A rank has ended this epoch: its rows of it have been sent."""
 
@@ -78,7 +75,6 @@ class RankEnded(Message, kind="rank_ended"):
     epoch: int
 
 
-@dataclass(frozen=True, eq=False)
 class PlanPiece(Message, kind="plan_piece"):
     """Draws of the epoch that a reader begins, or goes on with, at the position `start`: those from `first` on.
 

@@ -1,32 +1,27 @@
 """Replay: drive an engine with recorded accesses, and count what the cache would have served.
 
-There is a law to check every result against. In an epoch that reads each sample exactly once, a cache that fetches only
-on demand serves only the samples that it held when the epoch began. So no policy has a hit ratio above the cached
-fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
+A law checks every result. In an epoch that reads each sample exactly once, a cache that fetches only on demand serves
+only the samples that it held when the epoch began. So no policy has a hit ratio above the cached fraction, however much
+it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
 
-The hints in a trace are given to guided policies again, between the same accesses; other policies get none. Where a
-hub's bytes were at hand when the trace was recorded, it enters the cache without a second read.
+Guided policies get the hints of a trace again, between the same accesses: the recorded ones, or those of the recorded
+batches scored again (`rescored`) by a mount's scorings. With the settings of the mount these are the same scores. Lists,
+pins, ends of epochs and the ratio stay as recorded; the replay chooses the hub of a batch, the best of its samples that
+is no hub yet. A hub whose bytes were at hand when the trace was recorded enters the cache without a second read.
 
-`compare` replays a trace with every policy at every capacity. It uses the recorded hints, or scores the recorded
-batches again (`rescored`): with a mount's scorings, on the same batches in the same order, and batches that the mount
-scored together are scored together. So with the settings of the mount it finds the same scores. Scores and hubs become
-hints of the replay, each at the place of its batch; lists, pins, ends of epochs and the ratio stay as recorded. The
-replay chooses the hub of a batch: the best of its samples that is no hub yet.
-
-A trace has the embeddings of the samples that were served. If substitutes were served, the samples that they replaced
-have old embeddings; a trace recorded with `substitute=off` has the right embeddings of all samples.
+If substitutes were served, the samples that they replaced have old embeddings; a trace recorded with `substitute=off`
+has the right embeddings of all samples.
 """
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +58,6 @@ from spiderfs.scorer.scoring import FoundHub, ScorerOptions, Scoring
 from spiderfs.trace import Accesses, Trace, TracedBatch
 
 Counts = NDArray[np.int64]
-Item = TypeVar("Item")
-
-NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +161,9 @@ def _replayed(
     feeds = [ReplayedFeed(engine, sizes, hints, ratio) for engine in engines]
     outcomes = []
     for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.job_dataset_ids, strict=True)):
-        # All have the same hints.
-        if number == feeds[0].due:
-            for feed in feeds:
-                feed.give(number)
-        if number == ranks.due:
-            ranks.give(number)
+        for feed in feeds:
+            feed.give(number)
+        ranks.give(number)
         before(number)
         own, home = engines[number % len(engines)], home_of(access[0])
         outcomes.append(served(own, feeds[number % len(engines)], *access, None if home is own else home))
@@ -227,36 +216,14 @@ def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bo
     )
 
 
-class _InOrder(ABC, Generic[Item]):
-    """Gives items to an engine, each before its access; the items are in that order."""
-
-    def __init__(self, engine: Engine, items: Sequence[tuple[int, Item]]) -> None:
-        self._engine = engine
-        self._items = items
-        self._next = -1
-        self._step()
-
-    def give(self, number: int) -> None:
-        """Give all items that are due before access `number`."""
-        while self.due == number:
-            self._give(self._items[self._next][1])
-            self._step()
-
-    def _step(self) -> None:
-        self._next += 1
-        self.due = self._items[self._next][0] if self._next < len(self._items) else NEVER
-
-    @abstractmethod
-    def _give(self, item: Item) -> None: ...
-
-
-class ReplayedFeed(_InOrder[Hint]):
+class ReplayedFeed:
     """Gives the hints of a trace to a guided policy, each before its access, as the daemon does in a training."""
 
     def __init__(
         self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
     ) -> None:
-        super().__init__(engine, hints if engine.policy.guided else ())
+        self._engine = engine
+        self._hints = deque(hints if engine.policy.guided else ())
         self._sizes = sizes
         # The bytes of samples that are at hand for the next hub or pins.
         self._at_hand: dict[Key, int] = {}
@@ -264,6 +231,11 @@ class ReplayedFeed(_InOrder[Hint]):
         self._feed = PolicyFeed(engine, self._size_of)
         if ratio is not None:
             self._set_ratio(ratio)
+
+    def give(self, number: int) -> None:
+        """Give all hints that are due before access `number`."""
+        while self._hints and self._hints[0][0] == number:
+            self._give(self._hints.popleft()[1])
 
     def choose(self, job_dataset_id: str, key: Key, hit: bool) -> Key:
         """The sample whose bytes a reader of this job dataset gets for this one, which is cached if it is a `hit`."""
@@ -330,7 +302,7 @@ class _Sharing:
     taken: int
 
 
-class PlannedRanks(_InOrder[RankNews]):
+class PlannedRanks:
     """Gives news of ranks to an engine, each before its access; the news are in that order.
 
     Their plans overrule the policy, and so do the pending samples of jobs that exchange. The samples come in the order
@@ -340,13 +312,17 @@ class PlannedRanks(_InOrder[RankNews]):
     """
 
     def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
-        super().__init__(engine, news)
+        self._engine, self._news = engine, deque(news)
         self._chance = random.Random(1).random
         self._list_of = lists_of(one for _, one in news if isinstance(one, Planned))
         self._sharing: dict[tuple[int, str], _Sharing] = {}
 
-    def _give(self, news: RankNews) -> None:
-        now_s = float(self.due)
+    def give(self, number: int) -> None:
+        """Give all news that is due before access `number`."""
+        while self._news and self._news[0][0] == number:
+            self._give(self._news.popleft()[1], float(number))
+
+    def _give(self, news: RankNews, now_s: float) -> None:
         match news:
             case Planned():
                 self._plan(news, now_s)
@@ -759,10 +735,6 @@ def policy_named(row: dict[str, Any]) -> str:
     return f"{BOUND} (bound)" if row["policy"] == BOUND else str(row["policy"])
 
 
-def _has_substitutes(report: dict[str, Any]) -> bool:
-    return any(row["redirects"] for row in report["results"])
-
-
 def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
     """The lines of that table, and whether each is a capacity's last; the capacity is named in its first line alone."""
     found: list[tuple[tuple[str, ...], bool]] = []
@@ -801,7 +773,7 @@ def caption(report: dict[str, Any]) -> str:
             " all, and belady has the room of all."
         )
     text += " Later hits are those after epoch 1; fetched are the bytes read from the source."
-    if _has_substitutes(report):
+    if any(row["redirects"] for row in report["results"]):
         text += (
             " Hits include substitutes, cached samples of the same class in place of uncached ones; belady has none, so"
             " a policy with substitutes may have more hits than belady."

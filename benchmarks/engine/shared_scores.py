@@ -49,7 +49,8 @@ from spiderfs.daemon.training.job_datasets.several_nodes import SeveralNodes
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import KnownList, SampleList, Trainer
 from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import CacheDirectories, Options
+from spiderfs.options.model import Options
+from spiderfs.options.types import CacheDirectories
 from spiderfs.protocol import Batch, Hello
 
 WIDTH, CLASSES = 64, 20

@@ -29,7 +29,8 @@ from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.options.model import AUTO, ONE_FORM, Options
+from spiderfs.options.model import Options
+from spiderfs.options.types import AUTO, ONE_FORM
 from spiderfs.packages import DIRECTORY
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout

@@ -37,8 +37,8 @@ from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import MANAGER_ROW, MountContext, NextPartition, Partition
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
-from spiderfs.daemon.control.channel import answer_questions
-from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
+from spiderfs.daemon.control.channel import Act, ControlTable, Render, answer_questions
+from spiderfs.daemon.control.commands import LiveOptions
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen

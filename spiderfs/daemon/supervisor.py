@@ -48,7 +48,8 @@ from spiderfs.linux import mounts
 from spiderfs.linux.memory import allow_open_files
 from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import CacheDirectories, Options
+from spiderfs.options.model import Options
+from spiderfs.options.types import CacheDirectories
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.sources.open import open_source
 from spiderfs.store import environment

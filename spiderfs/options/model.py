@@ -27,26 +27,12 @@ from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options import paths, types
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.types import AUTO, ONE_FORM, CacheDirectories
-from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
+from spiderfs.options.units import Capacity, format_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
-
-# Other rooms import all that concerns options from this module, wherever in this room it is defined.
-__all__ = [
-    "AUTO",
-    "ONE_FORM",
-    "CacheDirectories",
-    "Capacity",
-    "OptionRow",
-    "Options",
-    "check_change",
-    "default_rows",
-    "parse_duration",
-    "parse_size",
-]
 
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")

@@ -133,8 +133,11 @@ class SocketKernel:
                 try:
                     accepted, _ = self._listener.accept()
                 except BlockingIOError:
-                    # Another worker was quicker, or `unmount` has shut it down.
-                    if self._is_shut_down():
+                    # Another worker was quicker, or `unmount` has shut it down. accept(2) does not tell that from a
+                    # listener without connections; poll(2) reports POLLHUP in any case.
+                    poll = select.poll()
+                    poll.register(self._listener, 0)
+                    if poll.poll(0):
                         break
                 except OSError as exc:
                     if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM):
@@ -144,12 +147,6 @@ class SocketKernel:
                 else:
                     nursery.start_soon(attend, accepted)
             nursery.cancel_scope.cancel()
-
-    def _is_shut_down(self) -> bool:
-        # accept(2) does not tell that from a listener without connections; poll(2) reports POLLHUP in any case.
-        poll = select.poll()
-        poll.register(self._listener, 0)
-        return bool(poll.poll(0))
 
     def unmount(self, at: Path) -> None:
         # Every process that has the socket sees this, and who connects from here on is refused.
@@ -165,17 +162,10 @@ class SocketKernel:
     def forget_names(self) -> bool:
         return True
 
-    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
-        pass
+    def _nothing(self, *_: object, **__: object) -> None:
+        """There are no pages that someone would keep."""
 
-    def forget_name(self, parent: int, name: bytes) -> None:
-        pass
-
-    def doubt(self, inode: int) -> None:
-        pass
-
-    def drop_pages(self, inode: int, offset: int, size: int) -> None:
-        pass
+    push = forget_name = doubt = drop_pages = _nothing
 
 
 class Session:

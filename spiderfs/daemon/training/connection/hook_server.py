@@ -37,12 +37,12 @@ from spiderfs.shared.escapes import escaped_path
 from spiderfs.views.tree import VIEWS_DIRECTORY
 
 
+@dataclass
 class DeclaredBytes:
     """The bytes of all lists that are being declared, over all connections; `limit` is how many there may be."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
+    limit: int
+    held: int = 0
 
 
 @dataclass
@@ -439,19 +439,16 @@ class Connection:
 
     async def _refuse(self, error: ProtocolError) -> None:
         self._count("hook_malformed", 1)
+        text, version = str(error), protocol.VERSION
         if error.code == "version":
-            await self._refuse_version(self._decoder.version)
-        else:
-            await self.answer(Error(error.code, str(error)))
-
-    async def _refuse_version(self, version: int) -> None:
-        """Refuse a hook of another version, in a frame that it can read."""
-        where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
-        text = (
-            f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
-            f"(spiderfs {__version__}): update spiderfs {where}"
-        )
-        await self.answer(Error("version", text), version)
+            # The answer goes in a frame that a hook of another version can read.
+            version = self._decoder.version
+            where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
+            text = (
+                f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
+                f"(spiderfs {__version__}): update spiderfs {where}"
+            )
+        await self.answer(Error(error.code, text), version)
 
     async def _read(self, trainer: Trainer, backlog: Backlog) -> None:
         while (message := await self._next()) is not None:

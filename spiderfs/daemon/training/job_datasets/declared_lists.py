@@ -8,13 +8,12 @@ redirects are withdrawn. All state belongs to the manager's event loop.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -198,7 +197,9 @@ class DeclaredLists:
         digest = digest_of(samples)
         job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
         warnings: list[str] = []
-        with self._declaring(job_dataset_id):
+        # This job dataset does not leave memory meanwhile.
+        self._declared_now.append(job_dataset_id)
+        try:
             paths, has_ranges = samples.paths, DIRECTORY in samples.text
             if has_ranges:
                 release = self._cache.release_blocks
@@ -227,6 +228,8 @@ class DeclaredLists:
                     job_dataset.list = known_list
                     warnings += await self._begin(job_dataset, trainer.hello)
             self._trainers.declare(trainer, samples.name, job_dataset, samples.sends_batches)
+        finally:
+            self._declared_now.remove(job_dataset_id)
         return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
 
     async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
@@ -248,15 +251,6 @@ class DeclaredLists:
             if hello.resume:
                 warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
         return warnings
-
-    @contextlib.contextmanager
-    def _declaring(self, job_dataset_id: str) -> Iterator[None]:
-        """This job dataset does not leave memory meanwhile."""
-        self._declared_now.append(job_dataset_id)
-        try:
-            yield
-        finally:
-            self._declared_now.remove(job_dataset_id)
 
     async def _make_room(self, job_dataset_id: str, samples: int) -> None:
         if self._is_full(job_dataset_id, samples):

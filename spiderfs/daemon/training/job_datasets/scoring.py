@@ -2,9 +2,8 @@
 
 The way of a batch:
 
-1. For each sample that the batch names, find the sample whose bytes the trainer got
-   (`core/batches.py`). Otherwise the embedding of a substitute would be filed under the sample that it
-   stood in for.
+1. For each sample that the batch names, find the sample whose bytes the trainer got (`core/batches.py`). Otherwise the
+   embedding of a substitute would be filed under the sample that it stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread, or send them to the mount that does it for all (`several_nodes.py`).
 4. Give the policy the scores and the hub (`core/feed.py`).
@@ -16,7 +15,7 @@ to end an epoch) waits until the batch is scored. Everything but the scorings be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +57,13 @@ class _Rows(NamedTuple):
     losses: npt.NDArray[np.float32] | None
     epoch: int
     """That of all batches."""
+
+    def apart(self) -> Iterator[_Rows]:
+        """The rows of each batch."""
+        for number in np.unique(self.batches):
+            its = self.batches == number
+            losses = None if self.losses is None else self.losses[its]
+            yield _Rows(self.indices[its], self.batches[its], self.embeddings[its], losses, self.epoch)
 
 
 class BatchScoring:
@@ -114,15 +120,16 @@ class BatchScoring:
         rows, name = self._rows(trainer, job_dataset, batches), self.scoring
         if rows is None:
             return
-        if self._nodes.follows(job_dataset) and self._nodes.send(job_dataset, name, _batches_of(rows)):
-            return
+        if self._nodes.follows(job_dataset):
+            # Their indices name the samples that were served.
+            sent = [Batch("", some.epoch, 0, some.indices, some.embeddings, some.losses) for some in rows.apart()]
+            if self._nodes.send(job_dataset, name, sent):
+                return
         scored = await self._score(name, job_dataset, rows)
         if self._recording is not None and self._records_embeddings:
-            for place, number in enumerate(np.unique(rows.batches)):
-                its = rows.batches == number
-                losses = None if rows.losses is None else rows.losses[its]
-                inodes = job_dataset.list.inodes[rows.indices[its]]
-                batch = TracedBatch(str(job_dataset.number), inodes, rows.embeddings[its], losses, goes_on=place > 0)
+            for place, some in enumerate(rows.apart()):
+                inodes = job_dataset.list.inodes[some.indices]
+                batch = TracedBatch(str(job_dataset.number), inodes, some.embeddings, some.losses, goes_on=place > 0)
                 self._recording.event(steady_clock.now(), batch)
         hubs = await self._publish(name, job_dataset, rows, scored)
         self._nodes.publish(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
@@ -296,13 +303,3 @@ class BatchScoring:
     async def take_over(self, job_dataset: JobDataset, directory: Path) -> None:
         """Let a job dataset begin with what another has saved in `directory`, if there is anything; raises OSError."""
         await trio.to_thread.run_sync(job_dataset.take_over, directory, limiter=self._one_at_a_time)
-
-
-def _batches_of(rows: _Rows) -> list[Batch]:
-    """The rows as batches again, whose indices name the samples that were served."""
-    found = []
-    for number in np.unique(rows.batches):
-        its = rows.batches == number
-        losses = None if rows.losses is None else rows.losses[its]
-        found.append(Batch("", rows.epoch, 0, rows.indices[its], rows.embeddings[its], losses))
-    return found

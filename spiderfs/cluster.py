@@ -1,18 +1,12 @@
 """Several nodes: managers send each other rows, scores and plans, and report that they are there, by streams of Redis.
 
 **The link** of a manager: one task sends and one receives, each in a thread. The queue of unsent messages is bounded
-and drops its oldest ones; a caller that can wait until the others have received offers its message instead. What was in
-flight when the server failed is not sent again, because it may have arrived. After a failure the link backs off; a
-server whose memory is full may fail in one direction alone. The first failure and the recovery are logged once each.
-
-**Messages** are frames like those of the hook's protocol, and name samples by their index in the list, which is the
-same on all nodes. Rows to score are a `Batch` of the samples that were served, and `RankEnded` follows the last one of
-an epoch; `SharedScores` and `SharedHub` are the results. A `PlanPiece` and a `Progress` describe those samples of a
-plan that the receiving node keeps for the sender's job; the `list` of a `Progress` names the owner of the plan.
-
-**Streams** of a Redis or Valkey server are for threads. Each call has a time limit, and none is repeated. Nothing grows
-without limit at the server: a stream keeps STREAM_BYTES of its latest messages, whoever reads them, and expires an hour
-after its last one. The server should not evict by itself (`noeviction`, its default).
+and drops its oldest ones; a caller that can wait offers its message instead. What was in flight when the server failed
+is not sent again, because it may have arrived. After a failure the link backs off, in each direction alone: a server
+whose memory is full may still send. **Messages** are frames like those of the hook's protocol; they name samples by
+their index in the list, which is the same on all nodes. **Streams** are for threads. Each call has a time limit, and
+none is repeated. A stream keeps STREAM_BYTES of its latest messages, whoever reads them, and expires an hour after its
+last one. The server should not evict by itself (`noeviction`, its default).
 
 **Beats.** Each node adds its URL to a stream every BEAT_S, and reads what was added since. A node has left when it
 reports so, or when none of its beats comes between this node's own beats, MISSED times in a row. So a server that is

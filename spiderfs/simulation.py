@@ -5,9 +5,10 @@ only the samples that it held when the epoch began. So no policy has a hit ratio
 it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
 
 Guided policies get the hints of a trace again, between the same accesses: the recorded ones, or those of the recorded
-batches scored again (`rescored`) by a mount's scorings. With the settings of the mount these are the same scores. Lists,
-pins, ends of epochs and the ratio stay as recorded; the replay chooses the hub of a batch, the best of its samples that
-is no hub yet. A hub whose bytes were at hand when the trace was recorded enters the cache without a second read.
+batches scored again (`rescored`) by a mount's scorings. With the settings of the mount these are the same scores.
+Lists, pins, ends of epochs and the ratio stay as recorded; the replay chooses the hub of a batch, the best of its
+samples that is no hub yet. A hub whose bytes were at hand when the trace was recorded enters the cache without a second
+read.
 
 If substitutes were served, the samples that they replaced have old embeddings; a trace recorded with `substitute=off`
 has the right embeddings of all samples.

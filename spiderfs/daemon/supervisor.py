@@ -1,19 +1,17 @@
 """The supervisor mounts, forks workers and a manager, and replaces those that die. It does nothing else.
 
-The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If someone
-kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
-directory (`guard.py`), readers get ENOTCONN and the next mount cleans up.
+It holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If someone kills it, the
+kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache directory
+(`guard.py`), readers get ENOTCONN and the next mount cleans up. When a child ends, the supervisor acts so:
 
-The supervisor acts in this way when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again
     manager, anything else      start another one; reads go on meanwhile
-A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If someone deleted or
-moved the cache directory, the supervisor makes it again and starts all children again. If workers keep dying without
-having answered any request, the mount ends: readers get an error, and need not wait for ever (`restarts.py` has the
-rule). A child counts as ended when its first thread has ended: other threads may wait in the source for as long as the
-source hangs, and cannot be killed (`process_table.ended_status`).
+
+A crash may be a symptom of a damaged store (SIGBUS); then the store is walked first. A cache directory that was deleted
+or moved is made again. If workers keep dying without having answered any request, the mount ends (`restarts.py`). A
+child counts as ended when its first thread has ended: others may wait in a source that hangs, and cannot be killed.
 """
 
 from __future__ import annotations

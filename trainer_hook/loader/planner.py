@@ -1,29 +1,19 @@
 """The planner publishes the reads of a loader: each epoch when it begins, and later epochs if they can be known.
 
-When the loader asks for the first batch of an epoch, the epoch is **rehearsed** (`rehearsal.py`): a copy of the sampler
-draws the whole epoch, and that is published. The sampler itself draws when the loader asks. So a loader draws exactly
-the same with a plan and without. If a sampler cannot be rehearsed, its epochs are not planned; if it draws something
-else than its copy did, its later epochs are not planned. Both are logged. Two kinds of samplers are not rehearsed but
-drawn to the end at once: an EpochSampler, because nothing else in the program changes its draws, and any sampler with
-`draw_ahead`, by which the user allows other draws.
+When the loader asks for the first batch of an epoch, a copy of the sampler draws the whole epoch (`rehearsal.py`), and
+that is published. The sampler itself draws when the loader asks, so a loader draws exactly the same with a plan and
+without. If a sampler cannot be rehearsed, or draws something else than its copy did, its (later) epochs are not
+planned; both are logged. An EpochSampler, and any sampler with `draw_ahead`, is drawn to the end at once instead.
 
-The next epoch is published before it begins in one of three ways:
-- it is foreseen (`NextEpoch`) when the current epoch has begun;
-- an EpochSampler draws it when the loader has got a certain share of the current epoch (`EpochSampler.settled`);
-- with `draw_ahead`, any sampler draws it when the loader has got the last batch of the current epoch, and the next
-  iteration uses these draws.
-After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
+The next epoch is published before it begins if it is foreseen (`NextEpoch`), drawn ahead by an EpochSampler
+(`settled`), or, with `draw_ahead`, drawn when the loader has got the last batch of this one. After a wrong plan the
+daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more. If samples are drawn with
+replacement, the epoch after the next is foreseen too, because the cache has room for many samples that the next epoch
+does not draw. (With three quarters cached that saves 7 % of the bytes: benchmarks/training/lookahead.py.)
 
-With `share`, batches are exchanged with other jobs on the mount (`exchange.py`): the loader gets the samples of the
-epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
-
-If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
-samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
-benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
-
-If the loader is refurbished for one job, a plan has only the samples whose files are opened: those of a generation that
-this rank has not drawn before. Another one may have drawn it, or the store may have lost it. Then the file is fetched
-in vain, or when it is opened.
+With `share`, batches are exchanged with other jobs (`exchange.py`): of the sampler's batches only the lengths count. If
+the loader is refurbished for one job, a plan has only the samples whose files are opened: those of a generation that
+this rank has not drawn before.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
 """Rehearsal: predicting the draws of a sampler with a copy of it.
 
-The sampler itself draws later, when the loader asks, as it would have done without us, also if an epoch is left early.
+The sampler itself draws later, as it would have done without us, also if an epoch is left early. The copy has copies of
+the sampler's own generators; the global ones of torch (on the CPU), NumPy and Python are put back afterwards. It shares
+data sets, models and loaders with the sampler, because these may be large.
 
-The copy has copies of the sampler's own generators. The global generators of torch (on the CPU), NumPy and Python are
-put back into their states afterwards. The copy shares data sets, models and loaders with the sampler, because these may
-be large; of data sets that are no torch `Dataset`, the loader's own, and what samplers call so. `why_not` recognises a
-sampler that draws by other state that it shares with its copy, for example by a list or a generator of its module, and
-one that runs a model or a loader: such a sampler is not rehearsed.
-
-**State that a sampler shares with its copy** lies outside of the sampler's own attributes. If a copy shuffles a list of
-its module, or counts there, it changes what the sampler itself draws later. Such state is found in the sampler's code:
+**State that a sampler shares with its copy**, such as a list of its module, would change what the sampler draws later;
+such a sampler is not rehearsed, nor is one that runs a model or a loader (`why_not`). The state is found in the code:
 by the names that the class and its methods use (names of their module and of the scope around them, defaults of
 arguments, attributes of the class), and in the functions that they call in the same way. An installed package is looked
-into only if the sampler belongs to the same package. Data sets count as constant, because samplers only read them.
+into only if the sampler belongs to it. Data sets count as constant, because samplers only read them.
 
-**Later epochs** are foreseen where that needs no rehearsal (`NextEpoch`), for torch's own samplers and accelerate's
-alone. The next epochs of four kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler, and
-accelerate's SeedableRandomSampler, whose orders follow from a seed and the number of the epoch; and a sampler with a
-`torch.Generator`, its own or the loader's, also if accelerate deals out its batches to several ranks. torch's global
-generator cannot be foreseen, because the training draws from it too.
+**Later epochs** are foreseen (`NextEpoch`) for a SequentialSampler, a DistributedSampler, accelerate's
+SeedableRandomSampler, and torch's samplers with a `torch.Generator` of their own or the loader's, also if accelerate
+deals out the batches. torch's global generator cannot be foreseen, because the training draws from it too.
 """
 
 from __future__ import annotations

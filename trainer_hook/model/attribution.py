@@ -1,31 +1,19 @@
 """Attribution: which samples went through the model in a forward pass of the training.
 
-A forward pass is attributed in one of two ways, or not at all.
-
 **By identity.** The memory of each batch's tensors is remembered. If all inputs of a forward pass lie in that memory,
-the forward pass is of that batch, whatever batches the loop has taken since. If an input is a view, its strides say
-which rows of the batch it has (`provenance.py`). If only some lie there, the others may be of other samples, or of
-none: a discriminator is given the labels of the batch beside images of a generator.
+it is of that batch, whatever batches the loop has taken since. The strides of a view say which rows it has
+(`provenance.py`). If only some inputs lie there, the others may be of other samples, or of none.
 
-**By exclusion**, if the inputs are copies (on a device, or augmented). The forward pass is of a batch if it cannot be
-of any other batch. One of two things must hold:
-- the loop has taken one batch since its last forward pass, in the same thread, and no other iteration over this loader,
-  or over another loader for the same model, has a batch that is not used yet;
-- the user has said how many batches the loop takes ahead (`lookahead`).
-In addition, all forward passes until the loop takes its next batch must have the same inputs: if two inputs could be
-that batch, neither is attributed. So a forward pass that is attributed by exclusion is held back until then. Exclusion
-is no longer used in a loop in which an input was a batch's own tensor, in which two inputs came for one batch, or which
-copies only some rows of a batch.
+**By exclusion**, if the inputs are copies (on a device, or augmented): the forward pass cannot be of any other batch.
+Either the loop has taken one batch since its last forward pass, in the same thread, and no other iteration for the same
+model has a batch that is not used yet; or the user has given `lookahead`. Until the loop takes its next batch, all
+forward passes must have the same inputs, so each is held back until then. Exclusion is given up in a loop in which an
+input was a batch's own tensor, in which two inputs came for one batch, or which copies only some rows of a batch.
 
-A forward pass is not attributed in five cases: the classifier gets another number of rows than the model's input has;
-it runs more than once; the inputs have different rows of the batch; two inputs are alike as a pair is, so one may be
-another sample; or the classifier works on positions (tokens), there are as many positions as samples, and no earlier
-forward pass has shown which dimension has the samples.
-
-**Labels** (`LabelCheck`) show whether the rows of a batch are the samples that were drawn, in the order of the draws. A
-data set that cannot read a sample may return another one, and a collate function may move rows, fill gaps or mix
-samples. A training may number the classes in its own way, or join some, so a label is compared with the earlier label
-of a sample of the same class.
+A forward pass is not attributed for the reasons that the texts below name (`AHEAD` and others). **Labels**
+(`LabelCheck`) show whether the rows of a batch are the samples that were drawn, in their order: a collate function may
+move or mix rows, and a training may number the classes in its own way, so a label is compared with the earlier label of
+a sample of its class.
 """
 
 from __future__ import annotations

@@ -2,25 +2,18 @@
 
 The transforms of a data set are split. The result of the first part is kept and used in several epochs; the second part
 runs at each use, so no two uses see the same image. `generations.py` decides which generation of a sample an epoch
-uses. The sampler draws numbers that carry their generation (`RefurbishedDraw`); hooks and plans take them for indices.
-With `reuse="jobs"` several training runs use a sample, each once (Seneca's augmented form): the mount assigns the
-generations (`spiderfs/core/partials.py`), and loader workers request a batch at a time.
+uses; the sampler draws numbers that carry it (`RefurbishedDraw`). With `reuse="jobs"` several training runs use a
+sample, each once (Seneca's augmented form), and the mount assigns the generations (`spiderfs/core/partials.py`).
 
 **Splitting** (`SplitDataset`). Only a pipeline that runs all of its transforms one after the other can be split by a
-number: a list, an nn.Sequential, and the `Compose` of torchvision, albumentations, MONAI and programs that have their
-own. Whatever else has a list `transforms` (RandomApply, OneOf, RandomOrder) chooses among them, so it is one step.
+number. A data set calls its transform wherever it likes and puts the result somewhere into its sample. So `FirstPart`
+takes the transform's place and records what it returns; a `Seam` is where these very objects lie in the finished
+sample, and there the other transforms continue. A data set that changes what its transform returns has no seam.
 
-A data set calls its transform wherever it likes, once or for each of two views, with an image, a mapping or keywords,
-and puts the result somewhere into its sample. So `FirstPart` takes the transform's place and records what it returns; a
-`Seam` is where these very objects lie in the finished sample: there the other transforms continue, at each use. It is
-kept with the sample. A data set that changes what its transform returns has no seam, because the other transforms would
-run on something else than in standard training.
-
-**The fingerprint** of a pipeline is the same in each training that would make the same samples, and in no other. It is
-the hash of the pickled data set with its first transforms, of the source files of all classes and functions in it, and
-of the versions of the libraries that decode and transform. The whole data set counts, because a sample has its label
-too. States of random generators do not count: what they draw for a sample follows from its seed (`drawn_by`). What
-cannot be pickled, or whose source is no file, gets a unique name.
+**The fingerprint** is the same in each training that would make the same samples, and in no other: the hash of the
+pickled data set with its first transforms, of the source files of all classes and functions in it, and of the versions
+of the libraries that decode and transform. States of random generators do not count, as a sample's seed decides
+(`drawn_by`). What cannot be pickled, or whose source is no file, gets a unique name.
 """
 
 from __future__ import annotations

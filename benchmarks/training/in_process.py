@@ -281,7 +281,7 @@ class Cache:
             return
         scored = self.scorer.batch(served, embeddings, losses)
         self._feed.scored(JOB_DATASET, scored.ids.tolist(), scored.scores.tolist())
-        hub = scored.hub(skip=lambda sample: self._feed.is_hub(JOB_DATASET, sample))
+        hub = next((hub for hub in scored.hubs() if not self._feed.is_hub(JOB_DATASET, hub.id)), None)
         if hub is not None:
             self._landing = set(served.tolist())
             self._feed.hub_found(Hub(hub.id, JOB_DATASET, hub.neighbours.tolist(), hub.distances.tolist()))

@@ -150,23 +150,14 @@ def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:
 @click.argument("mountpoint")
 @click.option("-s", "sloppy", is_flag=True, help="Ignore unknown options.")
 @click.option("-f", "fake", is_flag=True, help="Check everything, and mount nothing.")
-@click.option("-n", "no_mtab", is_flag=True, help="Has no effect: there is no mtab to write.")
+@click.option("-n", is_flag=True, expose_value=False, help="Has no effect: there is no mtab to write.")
 @click.option("-v", "verbose", is_flag=True, help="Print what is mounted.")
-@click.option("-N", "namespace", help="Has no effect: mount(8) has already entered the namespace.")
-@click.option("-t", "fstype", help="Has no effect: there is only one type.")
+@click.option("-N", expose_value=False, help="Has no effect: mount(8) has already entered the namespace.")
+@click.option("-t", expose_value=False, help="Has no effect: there is only one type.")
 @click.option("-o", "options", multiple=True)
 @click.pass_context
 def mount_helper(
-    ctx: click.Context,
-    source: str,
-    mountpoint: str,
-    sloppy: bool,
-    fake: bool,
-    no_mtab: bool,
-    verbose: bool,
-    namespace: str | None,
-    fstype: str | None,
-    options: tuple[str, ...],
+    ctx: click.Context, source: str, mountpoint: str, sloppy: bool, fake: bool, verbose: bool, options: tuple[str, ...]
 ) -> None:
     """Mount SOURCE at MOUNTPOINT on behalf of mount(8)."""
     try:

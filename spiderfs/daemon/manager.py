@@ -456,7 +456,7 @@ class Manager:
             await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
             started = steady_clock.now()
             try:
-                await self._training.scoring.save_in_thread()
+                await self._training.scoring.in_turn(self._training.scoring.save)
                 self._save()
                 self._cache.reconcile()
             except (SpiderfsError, OSError) as exc:

@@ -32,7 +32,7 @@ import trio
 
 from spiderfs.daemon import cache_directory
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.published_options import publish_options
@@ -230,7 +230,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
     source = open_source(options.source, options.store_settings)
     cache_directory.bind_to_source(layout, source.identity)
     locks = cache_directory.lock_other_directories(others, options.mountpoint, source.identity)
-    context = create_context(options, source, [path for path in others if path not in locks])
+    context = MountContext(options, source, [path for path in others if path not in locks])
     if rebuilt := context.claim_store():
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")

@@ -40,11 +40,6 @@ class Shade(Policy):
         self._ghosts: dict[Key, float] = {}
         self._members: Heap[Key] = Heap()
 
-    @property
-    def ghosts(self) -> int:
-        """The number of samples whose scores are known, members included."""
-        return len(self._ghosts)
-
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
             raise ValueError(f"a score must be positive, not {score}")

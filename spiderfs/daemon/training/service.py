@@ -181,7 +181,7 @@ class Training:
             options.mountpoint,
         )
         self._counters, self._immutable = supply.counters, options.immutable
-        self._workers_know = workers_know
+        self._workers_know, self._wake_prefetcher = workers_know, wake_prefetcher
         self._gives_substitutes = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
         self.plans = Plans(cache, self.feed, options, wake_prefetcher, self._read_unseen, catalogue.size_of)
@@ -407,7 +407,9 @@ class Training:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
             self._note_news(events.Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
-        return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question, ready)
+        given = self.plans.sharing.ask(rank, trainer.job_id, job_dataset.list, question, ready)
+        self._wake_prefetcher()
+        return given
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.job_dataset_of(trainer, name))

@@ -38,7 +38,7 @@ class TestGhosts:
         policy = Shade(max_ghosts=16)
         for key in range(17):
             policy.scored(key, 1.0 + key)
-        assert policy.ghosts == 14
+        assert len(policy.state()["ghosts"]) == 14
         assert [policy.score(key) for key in (2, 3)] == [0, 4]
 
     def test_a_member_keeps_its_score_without_its_ghost(self) -> None:

@@ -211,14 +211,9 @@ class TestScorer:
         expected = [log(1 + 1 / 500 + 1), log(1 / 2 + 1 / 500 + 1), log(1 + 1 / 500 + 1), log(2 + 3 / 500 + 1), log(3)]
         assert scores.scores == pytest.approx(expected, rel=1e-6)
         assert scorer.scores == pytest.approx(expected, rel=1e-6)
-        hub = scores.hub()
-        assert hub is not None
+        hub = next(scores.hubs())
         assert (hub.id, hub.neighbours.tolist()) == (1, [0, 2])
         assert hub.distances == pytest.approx([2 * np.sin(np.radians(5)), 2 * np.sin(np.radians(7.5))], abs=1e-3)
-        following = scores.hub(skip=lambda sample: sample == 1)
-        assert following is not None
-        assert following.id == 0
-        assert scores.hub(skip=lambda sample: sample < 3) is None
         assert [hub.id for hub in scores.hubs()] == [1, 0, 2]
 
     def test_every_substitute_has_the_label_of_its_hub(self, kind: Kind) -> None:
@@ -227,7 +222,7 @@ class TestScorer:
         rng = np.random.default_rng(1)
         for _ in range(20):
             ids = rng.choice(400, 40)
-            hub = scorer.batch(ids, embeddings[ids]).hub()
+            hub = next(scorer.batch(ids, embeddings[ids]).hubs(), None)
             if hub is not None:
                 assert (labels[hub.neighbours] == labels[hub.id]).all()
                 assert hub.id not in hub.neighbours

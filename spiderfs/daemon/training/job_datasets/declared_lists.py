@@ -239,9 +239,9 @@ class DeclaredLists:
             digest = job_dataset.list.digest
             try:
                 if (other := self._job_datasets.get(job_dataset_id_of(hello.scores_from, digest))) is not None:
-                    await self._scoring.save_job_dataset(other)
+                    await self._scoring.in_turn(other.save)
                 theirs = directory_of(self._scores_directory, hello.scores_from, digest)
-                await self._scoring.take_over(job_dataset, theirs)
+                await self._scoring.in_turn(job_dataset.take_over, theirs)
             except OSError as exc:
                 warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
         await self._scoring.introduce(job_dataset)
@@ -330,7 +330,7 @@ class DeclaredLists:
             if (job_dataset := self._job_datasets.get(job_dataset_id)) is None or now - since < grace_s:
                 continue
             try:
-                await self._scoring.save_job_dataset(job_dataset)
+                await self._scoring.in_turn(job_dataset.save)
             except OSError as exc:
                 log.warning(
                     "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",

@@ -27,23 +27,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spiderfs.core import events
 from spiderfs.core.engine import Engine
-from spiderfs.core.events import (
-    AtHand,
-    Candidates,
-    Disconnected,
-    Dispatched,
-    Epoch,
-    Hint,
-    Labels,
-    Pinning,
-    Planned,
-    Progressed,
-    RankNews,
-    Ratio,
-    Scored,
-    WarmUp,
-)
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
@@ -106,9 +91,9 @@ def replay(
     engine: Engine,
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]] = (),
+    hints: Sequence[tuple[int, events.Hint]] = (),
     ratio: float | None = None,
-    news: Sequence[tuple[int, RankNews]] = (),
+    news: Sequence[tuple[int, events.RankNews]] = (),
     before: Callable[[int], None] = lambda number: None,
 ) -> Replay:
     """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
@@ -126,7 +111,7 @@ def replay_on_nodes(
     capacity_bytes: int,
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]] = (),
+    hints: Sequence[tuple[int, events.Hint]] = (),
     ratio: float | None = None,
 ) -> Replay:
     """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all get all hints.
@@ -152,9 +137,9 @@ def _replayed(
     home_of: Callable[[Key], Engine],
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]],
+    hints: Sequence[tuple[int, events.Hint]],
     ratio: float | None,
-    news: Sequence[tuple[int, RankNews]] = (),
+    news: Sequence[tuple[int, events.RankNews]] = (),
     before: Callable[[int], None] = lambda number: None,
 ) -> Replay:
     ranks = PlannedRanks(engines[0], news)
@@ -221,7 +206,7 @@ class ReplayedFeed:
     """Gives the hints of a trace to a guided policy, each before its access, as the daemon does in a training."""
 
     def __init__(
-        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
+        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, events.Hint]], ratio: float | None
     ) -> None:
         self._engine = engine
         self._hints = deque(hints if engine.policy.guided else ())
@@ -247,35 +232,35 @@ class ReplayedFeed:
         """A reader of this job dataset asked for a sample, and gets these bytes."""
         self._feed.served(job_dataset_id, key, given)
 
-    def _give(self, hint: Hint) -> None:
+    def _give(self, hint: events.Hint) -> None:
         feed = self._feed
         match hint:
-            case Scored(job_dataset_id, keys, scores):
+            case events.Scored(job_dataset_id, keys, scores):
                 feed.scored(job_dataset_id, keys, scores)
-            case AtHand(key, size):
+            case events.AtHand(key, size):
                 self._at_hand[key] = size
             case Hub():
                 feed.hub_found(hint)
                 self._at_hand.clear()
-            case Candidates(job_dataset_id, hubs):
+            case events.Candidates(job_dataset_id, hubs):
                 found = next((hub for hub in hubs if not feed.is_hub(job_dataset_id, hub.key)), None)
                 # A hub that no access of the trace reads has no known size.
                 if found is not None:
                     self._at_hand.update({found.key: self._sizes[found.key]} if found.key in self._sizes else {})
                     feed.hub_found(found)
                     self._at_hand.clear()
-            case Ratio(ratio):
+            case events.Ratio(ratio):
                 self._set_ratio(ratio)
-            case Epoch(job_dataset_id, accuracy):
+            case events.Epoch(job_dataset_id, accuracy):
                 feed.epoch_ended(job_dataset_id, self._epochs[job_dataset_id], {}, accuracy)
                 self._epochs[job_dataset_id] += 1
-            case Labels(job_dataset_id, labels):
+            case events.Labels(job_dataset_id, labels):
                 feed.begin(job_dataset_id, job_dataset_id, labels)
-            case Pinning(job_dataset_id, keys):
+            case events.Pinning(job_dataset_id, keys):
                 for _ in feed.pin(job_dataset_id, keys):
                     pass
                 self._at_hand.clear()
-            case WarmUp(job_dataset_id, active):
+            case events.WarmUp(job_dataset_id, active):
                 feed.warm_up(job_dataset_id, active)
 
     def _set_ratio(self, ratio: float) -> None:
@@ -312,10 +297,10 @@ class PlannedRanks:
     Nothing is fetched ahead. Time is counted in accesses.
     """
 
-    def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
+    def __init__(self, engine: Engine, news: Sequence[tuple[int, events.RankNews]]) -> None:
         self._engine, self._news = engine, deque(news)
         self._chance = random.Random(1).random
-        self._list_of = lists_of(one for _, one in news if isinstance(one, Planned))
+        self._list_of = lists_of(one for _, one in news if isinstance(one, events.Planned))
         self._sharing: dict[tuple[int, str], _Sharing] = {}
 
     def give(self, number: int) -> None:
@@ -323,22 +308,22 @@ class PlannedRanks:
         while self._news and self._news[0][0] == number:
             self._give(self._news.popleft()[1], float(number))
 
-    def _give(self, news: RankNews, now_s: float) -> None:
+    def _give(self, news: events.RankNews, now_s: float) -> None:
         match news:
-            case Planned():
+            case events.Planned():
                 self._plan(news, now_s)
-            case Progressed(rank, job_dataset_id, epoch, dispatched, taken):
+            case events.Progressed(rank, job_dataset_id, epoch, dispatched, taken):
                 self._engine.progressed(rank, job_dataset_id, epoch, dispatched, taken, now_s)
                 self._take(rank, job_dataset_id, epoch, taken)
-            case Dispatched():
+            case events.Dispatched():
                 self._hand(news)
-            case Disconnected(rank):
+            case events.Disconnected(rank):
                 for other, job_dataset_id in list(self._sharing):
                     if other == rank:
                         self._end(rank, job_dataset_id)
                 self._engine.unplan(rank)
 
-    def _plan(self, plan: Planned, now_s: float) -> None:
+    def _plan(self, plan: events.Planned, now_s: float) -> None:
         if plan.begun and not len(plan.keys):
             self._end(plan.rank, plan.job_dataset_id)
         known = self._list_of[plan.job_dataset_id]
@@ -346,7 +331,7 @@ class PlannedRanks:
         epoch = PlannedEpoch(plan.epoch, known.keys, known.index_of, order, plan.start)
         self._engine.plan(plan.rank, plan.job_dataset_id, epoch, now_s, plan.begun)
 
-    def _hand(self, handed: Dispatched) -> None:
+    def _hand(self, handed: events.Dispatched) -> None:
         rank = handed.rank, handed.job_dataset_id
         reader = self._engine.schedule.readers.get(rank)
         if reader is None or reader.epoch.number != handed.epoch or reader.epoch.repeats:
@@ -381,7 +366,7 @@ class PlannedRanks:
         return known.shared
 
 
-def lists_of(plans: Iterable[Planned]) -> dict[str, _List]:
+def lists_of(plans: Iterable[events.Planned]) -> dict[str, _List]:
     """The list of each job dataset: all samples of its plans; job datasets whose lists have a sample in common have one
     list."""
     groups: list[tuple[dict[Key, None], set[str]]] = []
@@ -407,7 +392,7 @@ def depends_on_neighbours(scoring: str) -> bool:
 
 
 class Rescored(NamedTuple):
-    hints: list[tuple[int, Hint]]
+    hints: list[tuple[int, events.Hint]]
     """The hints to replay instead of `Trace.hints`."""
     described: dict[str, dict[str, str]]
     """For each job dataset, by its number, how its scoring describes itself at the end of the trace."""
@@ -420,7 +405,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
             "the trace holds no embeddings, so nothing can be scored again: record one with a trainer attached and"
             " trace_embeddings=on"
         )
-    hints: list[tuple[int, Hint]] = []
+    hints: list[tuple[int, events.Hint]] = []
     job_datasets: dict[str, _JobDataset] = {}
     for before, event in _batches_and_hints(trace):
         if isinstance(event, list):
@@ -430,17 +415,17 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
             hints += [(before, hint) for hint in job_datasets[job_dataset_id].batches(event)]
             continue
         hints.append((before, event))
-        if isinstance(event, Labels):
+        if isinstance(event, events.Labels):
             # After a crash of the manager a trainer declares its list again, and its scoring goes on.
             known = job_datasets.get(event.job_dataset_id)
             if known is None or known.labels != event.labels:
                 job_datasets[event.job_dataset_id] = _JobDataset(event.job_dataset_id, event.labels, scoring, options)
-        elif isinstance(event, Epoch) and event.job_dataset_id in job_datasets:
+        elif isinstance(event, events.Epoch) and event.job_dataset_id in job_datasets:
             job_datasets[event.job_dataset_id].new_epoch()
     return Rescored(hints, {name: found.described() for name, found in job_datasets.items()})
 
 
-def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
+def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | events.Hint]]:
     """The batches of a trace, those that were scored together as one, and the hints that no scoring finds."""
     together: list[TracedBatch] = []
     came_before = 0
@@ -451,7 +436,7 @@ def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | 
                 together = []
             together.append(event)
             came_before = before
-        elif isinstance(event, Labels | Epoch | Ratio | Pinning | WarmUp):
+        elif isinstance(event, events.Labels | events.Epoch | events.Ratio | events.Pinning | events.WarmUp):
             if together:
                 yield came_before, together
                 together = []
@@ -472,13 +457,13 @@ class _JobDataset:
         self._options = options
         self._scoring: Scoring | None = None
 
-    def batches(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+    def batches(self, batches: Sequence[TracedBatch]) -> list[events.Hint]:
         """The new scores of batches that were scored together, and the hub of each of them that has one."""
         apart = SCORINGS[self._name].ranks_within_batches
         groups = [[batch] for batch in batches] if apart else [batches]
         return [hint for group in groups for hint in self._scored(group)]
 
-    def _scored(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+    def _scored(self, batches: Sequence[TracedBatch]) -> list[events.Hint]:
         if empty := next((batch for batch in batches if not batch.embeddings.size), None):
             raise _damaged("it has a batch of {} samples of {} dimensions".format(*empty.embeddings.shape))
         keys = np.concatenate([batch.inodes for batch in batches]).tolist()
@@ -500,7 +485,7 @@ class _JobDataset:
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
         found = [self._keys[index] for index in scored.ids.tolist()]
-        hints: list[Hint] = [Scored(self._job_dataset_id, found, scored.scores.tolist())] if found else []
+        hints: list[events.Hint] = [events.Scored(self._job_dataset_id, found, scored.scores.tolist())] if found else []
         numbers = np.repeat(np.arange(len(batches)), [len(batch.inodes) for batch in batches]).tolist()
         batch_of = dict(zip(indices, numbers, strict=True))
         hubs_of: dict[int, list[FoundHub]] = {}
@@ -508,7 +493,8 @@ class _JobDataset:
             hubs_of.setdefault(batch_of[hub.id], []).append(hub)
         # As the mount does, the batch with the best hub comes first.
         hints += [
-            Candidates(self._job_dataset_id, _Hubs(self._job_dataset_id, self._keys, its)) for its in hubs_of.values()
+            events.Candidates(self._job_dataset_id, _Hubs(self._job_dataset_id, self._keys, its))
+            for its in hubs_of.values()
         ]
         return hints
 
@@ -572,7 +558,7 @@ class HintSource:
         self._settings = settings
         self._ratio = ratio
         self._recorded = trace.hints()
-        self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
+        self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, events.Hint]]] = {}
         self.scorings: list[dict[str, Any]] = []
         """A summary of each new scoring, as plain data."""
 
@@ -582,14 +568,14 @@ class HintSource:
             return [None]
         return self._settings if depends_on_neighbours(policy.scoring) else self._settings[:1]
 
-    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, Hint]]:
+    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, events.Hint]]:
         """The hints for a policy, each with the number of the access before which it comes."""
         hints = self._recorded if setting is None else self._scored(policy.scoring, setting)
         if self._ratio is None:
             return hints
-        return [(before, hint) for before, hint in hints if not isinstance(hint, Ratio)]
+        return [(before, hint) for before, hint in hints if not isinstance(hint, events.Ratio)]
 
-    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, Hint]]:
+    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, events.Hint]]:
         if (scoring, setting) not in self._rescored:
             began = perf_counter()
             found = rescored(self._trace, scoring, setting)
@@ -616,10 +602,10 @@ class HintSource:
         return {"radius": radius, "neighbours": setting.neighbours}
 
 
-def _scores(hints: Sequence[tuple[int, Hint]]) -> Iterator[tuple[int, str, Key, float]]:
+def _scores(hints: Sequence[tuple[int, events.Hint]]) -> Iterator[tuple[int, str, Key, float]]:
     """Each new score: the number of the access before which it came, the job dataset, the sample and the score."""
     for before, hint in hints:
-        if isinstance(hint, Scored):
+        if isinstance(hint, events.Scored):
             yield from ((before, hint.job_dataset_id, *score) for score in zip(hint.keys, hint.scores, strict=True))
 
 

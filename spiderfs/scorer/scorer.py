@@ -146,11 +146,7 @@ class Classes:
 VERSION = 4
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 # A saved state names its index by the position in this table.
-INDEXES: dict[str, Callable[[int, int], NeighbourIndex]] = {
-    "exact": ExactIndex,
-    "cells": CellIndex,
-    "hnsw": GraphIndex,
-}
+INDEXES: dict[str, Callable[[int, int], NeighbourIndex]] = {"exact": ExactIndex, "cells": CellIndex, "hnsw": GraphIndex}
 
 # Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
 # ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).

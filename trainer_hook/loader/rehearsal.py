@@ -32,17 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from trainer_hook.isolation import by_signal_handler, generators_kept
 from trainer_hook.loader.repeating import is_repeating
@@ -76,7 +66,7 @@ STATE = (
     Iterator,
 )
 # Running a model or a loader changes it: a model's averages, a loader's generators.
-_RUNS = (nn.Module, DataLoader)
+_RUNS = (nn.Module, data.DataLoader)
 # Stands for the value of a name that code assigns to: it counts as state.
 _ASSIGNED = iter(())
 
@@ -99,7 +89,7 @@ def shared_state(sampler: Any) -> str | None:
 def _is_state(value: Any) -> bool:
     if isinstance(value, (*STATE, *_RUNS)):
         return True
-    if isinstance(value, type | ModuleType | FunctionType | Dataset | Enum | tuple):
+    if isinstance(value, type | ModuleType | FunctionType | data.Dataset | Enum | tuple):
         return False
     return _package(type(value).__module__) not in _CONSTANT_PACKAGES
 
@@ -233,7 +223,7 @@ def _parts(sampler: Any) -> list[Any]:
     parts = [sampler]
     for part in parts:
         for value in _attributes(part).values():
-            if (isinstance(value, Sampler) or _draws(value)) and not any(value is known for known in parts):
+            if (isinstance(value, data.Sampler) or _draws(value)) and not any(value is known for known in parts):
                 parts.append(value)
     return parts
 
@@ -244,13 +234,13 @@ def _attributes(sampler: Any) -> dict[str, Any]:
 
 def _draws(value: Any) -> bool:
     """Whether this is a data set whose samples are the draws of a sampler, as Lightning makes one for its ranks."""
-    return type(value).__name__ == "_DatasetSamplerWrapper" and isinstance(value, Dataset)
+    return type(value).__name__ == "_DatasetSamplerWrapper" and isinstance(value, data.Dataset)
 
 
-def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
+def _is_shared(part: data.Sampler[Any], name: str, value: Any) -> bool:
     if _draws(value):
         return False
-    if isinstance(value, Dataset | DataLoader | nn.Module):
+    if isinstance(value, data.Dataset | data.DataLoader | nn.Module):
         return True
     # torch's samplers only ask for its length. Another sampler may keep a list there that it shuffles.
     return name in ("data_source", "dataset") and (
@@ -258,7 +248,7 @@ def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
     )
 
 
-_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 
 
 def sampler_of(index_sampler: Any) -> Any:
@@ -278,10 +268,10 @@ def _is_accelerates(sampler: Any, kind: str) -> bool:
 
 def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
     """The batches of a loader's index sampler if its sampler draws `indices`; None if it is of an unknown kind."""
-    if not isinstance(index_sampler, BatchSampler):
+    if not isinstance(index_sampler, data.BatchSampler):
         return list(indices)
     dealt = _dealt(index_sampler)
-    if type(dealt or index_sampler).__iter__ is not BatchSampler.__iter__:
+    if type(dealt or index_sampler).__iter__ is not data.BatchSampler.__iter__:
         return None
     cut = copy.copy(dealt or index_sampler)
     cut.sampler = indices
@@ -295,7 +285,7 @@ def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
 class NextEpoch:
     """Foresees the next epochs of one loader; the loader draws its batches from `index_sampler`."""
 
-    def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
+    def __init__(self, loader: data.DataLoader[Any], index_sampler: Any) -> None:
         self._index_sampler = index_sampler
         self._sampler = sampler_of(index_sampler)
         # Each new iterator of a loader first draws a seed for its loader workers from the loader's generator.
@@ -308,7 +298,7 @@ class NextEpoch:
 
     def drawn(self) -> None:
         """Learn how the training numbers its epochs; to be called once in each epoch, before `foresee`."""
-        if _draws_like(self._sampler, DistributedSampler):
+        if _draws_like(self._sampler, data.DistributedSampler):
             if self._epoch_before is not None:
                 self._step = self._sampler.epoch - self._epoch_before
             self._epoch_before = self._sampler.epoch
@@ -323,9 +313,9 @@ class NextEpoch:
 
     def _at_begin(self, sampler: Any, passed: int) -> Iterable[int] | None:
         """A copy of the sampler in its state at the beginning of that epoch; None if that cannot be known."""
-        if _draws_like(sampler, SequentialSampler):
+        if _draws_like(sampler, data.SequentialSampler):
             return sampler  # type: ignore[no-any-return]
-        if _draws_like(sampler, DistributedSampler):
+        if _draws_like(sampler, data.DistributedSampler):
             copied = copy.copy(sampler)
             copied.epoch = sampler.epoch + self._step * (1 + passed)
             return copied  # type: ignore[no-any-return]

@@ -30,20 +30,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer_hook.model import provenance
 from trainer_hook.model.capture import Seen
-from trainer_hook.model.provenance import (
-    Memory,
-    Rows,
-    Shown,
-    agreed,
-    all_rows,
-    are_paired,
-    key_of,
-    may_be_copies,
-    memories_of,
-    rows_in_storage,
-    tensors_in,
-)
+from trainer_hook.model.provenance import Memory, Rows, Shown
 
 Numbers = npt.NDArray[np.int64]
 
@@ -143,7 +132,7 @@ class LabelCheck:
 
 def _label_like(batch: Any, rows: int) -> Iterator[tuple[int, Tensor]]:
     """The tensors of a batch, with their places, that have a number or shares of classes for each row."""
-    for place, tensor in enumerate(tensors_in(batch)):
+    for place, tensor in enumerate(provenance.tensors_in(batch)):
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
         if not plain or tensor.is_complex() or tensor.is_quantized or tensor.dim() > 2:
             continue
@@ -277,7 +266,7 @@ class Attribution:
                     self._by_key[key] = others
         self._batches = in_use[-_WAITING_MAX:]
         self._over = [over for over in self._over if any(other.iteration is over for other in self._batches)]
-        memories = memories_of(batch)
+        memories = provenance.memories_of(batch)
         seen = np.zeros(len(indices), np.bool_)
         thread = threading.get_ident()
         taken = _Taken(iteration, indices, memories, next(_numbers), self._given, thread, seen)
@@ -292,7 +281,7 @@ class Attribution:
         """Add tensors to the batch that was taken last: copies that the library which runs the loop has made."""
         if self._batches:
             last = self._batches[-1]
-            for memory in memories_of(batch):
+            for memory in provenance.memories_of(batch):
                 if memory.key not in self._by_key:
                     last.memories.append(memory)
                     self._by_key[memory.key] = [(last, memory)]
@@ -322,10 +311,14 @@ class Attribution:
         """Attribute a forward pass; returns None, and counts it, if that cannot be done. Then call `record`."""
         found = None
         if shown.shape and shown.shape[0]:
-            hits = [(tensor, *hit) for tensor in shown.given for hit in self._by_key.get(key_of(tensor) or 0, ())]
+            hits = [
+                (tensor, *hit) for tensor in shown.given for hit in self._by_key.get(provenance.key_of(tensor) or 0, ())
+            ]
             if hits:
                 found = self._by_identity(shown, hits)
-            elif not any(key_of(tensor) in other._by_key for other in self._beside for tensor in shown.given):
+            elif not any(
+                provenance.key_of(tensor) in other._by_key for other in self._beside for tensor in shown.given
+            ):
                 found = self._by_exclusion(shown)
         if found is None or not found.batch.seen.any():
             self.counts["unmatched"] += 1
@@ -370,7 +363,7 @@ class Attribution:
             batch.reason = OTHERS_BESIDE
             return None
         having = [hit for hit in having if any(hit[0] is tensor for tensor in inputs)]
-        rows = agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
+        rows = provenance.agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
         # If there is a tensor for each sample, their order is that of the rows.
         order = [batch.memories.index(memory) for _, _, memory in having]
         if rows is None or (1 < len(rows) <= len(order) and order != sorted(order)):
@@ -378,7 +371,7 @@ class Attribution:
             return None
         # The second one of a pair may be another sample, or another view of this one.
         second = all(memory.second or memory.is_cut(tensor) for tensor, _, memory in having)
-        paired = len(batch.indices) in having[0][2].shape[:2] and (second or are_paired(inputs))
+        paired = len(batch.indices) in having[0][2].shape[:2] and (second or provenance.are_paired(inputs))
         if not paired and shown.runs == 1:
             return self._as_found(shown, batch, rows)
         # The samples are known, but not which of them the classifier's input has.
@@ -399,7 +392,7 @@ class Attribution:
             reason = SEVERAL_RUNS
         elif not reason and (not inputs or len(memories) < len(inputs)):
             reason = OTHER_ROWS
-        elif not reason and are_paired(inputs):
+        elif not reason and provenance.are_paired(inputs):
             reason = PAIRS
         if reason:
             self._set_reason(reason)
@@ -407,13 +400,13 @@ class Attribution:
         batch = self._of_input(memories, expected)
         if batch is None:
             return None
-        if batch.memories and not may_be_copies(inputs, batch.memories):
+        if batch.memories and not provenance.may_be_copies(inputs, batch.memories):
             self._set_reason(OTHERS_BESIDE)
             return None
         of_rows = [tensor for tensor in inputs if tensor.dim() and len(tensor) == shown.shape[0]]
-        rows = agreed(rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
+        rows = provenance.agreed(provenance.rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
         if not of_rows:
-            rows = all_rows(inputs[0], len(batch.indices))
+            rows = provenance.all_rows(inputs[0], len(batch.indices))
         if rows is not None and len(rows) == shown.shape[0]:
             return self._as_found(shown, batch, rows, memories)
         if shown.shape[0] < max(len(batch.indices) for batch in expected):

@@ -42,16 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Subset,
-)
+from torch.utils import data
 
 from trainer_hook.connection.sample_list import samples_of
 from trainer_hook.isolation import generators_kept
@@ -380,9 +371,9 @@ class SplitDataset:
                 partial.transforms = copy.copy(both)
                 partial.transforms.transform = partial.transform
             return partial
-        if isinstance(dataset, Subset):
+        if isinstance(dataset, data.Subset):
             partial.dataset = self._partial(dataset.dataset)
-        elif isinstance(dataset, ConcatDataset):
+        elif isinstance(dataset, data.ConcatDataset):
             partial.datasets = [self._partial(part) for part in dataset.datasets]
         else:
             raise ValueError(
@@ -514,7 +505,7 @@ _ARGUMENTS = (
 JOBS: Literal["jobs"] = "jobs"
 
 
-class RefurbishedDataset(Dataset[Any]):
+class RefurbishedDataset(data.Dataset[Any]):
     """A data set whose samples are kept half way.
 
     Everything else that is asked of it is answered by the data set that it is made of. `job` is that of the training if
@@ -571,14 +562,14 @@ class RefurbishedDataset(Dataset[Any]):
 
 
 def refurbish(
-    loader: DataLoader[Any],
+    loader: data.DataLoader[Any],
     *,
     split: int | Functions,
     reuse: int | Literal["jobs"] = 2,
     seed: int = 0,
     kept: float = 1.0,
     store: str | os.PathLike[str] | None = None,
-) -> DataLoader[Any]:
+) -> data.DataLoader[Any]:
     """A loader that uses the output of the first `split` transforms in `reuse` epochs (Revamper).
 
     The other transforms run at every use. With `reuse=1` this is `loader` itself. Otherwise the loader that is
@@ -638,7 +629,7 @@ def refurbish(
         # With these, torch refuses a loader without workers.
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             arguments.pop(name, None)
-    return DataLoader(dataset, sampler=RefurbishSampler(generations, ranks, shared), **arguments)
+    return data.DataLoader(dataset, sampler=RefurbishSampler(generations, ranks, shared), **arguments)
 
 
 def _store(
@@ -718,23 +709,23 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
     return store, min(room, kept)
 
 
-def _ranks(loader: DataLoader[Any]) -> tuple[int, int] | None:
+def _ranks(loader: data.DataLoader[Any]) -> tuple[int, int] | None:
     """This rank and the number of ranks, if the loader's sampler says so; raises ValueError for other samplers."""
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not data.DataLoader.__iter__:
         raise ValueError(
             f"{type(loader).__name__} is no DataLoader of torch, or draws in its own way: refurbish the DataLoader that"
             " it is made of, before it is prepared or wrapped"
         )
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, data.IterableDataset):
         raise ValueError("an iterable data set has no indices to reuse samples by: use a data set with __getitem__")
     if isinstance(loader.dataset, RefurbishedDataset):
         raise ValueError("this loader is refurbished already")
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader.batch_sampler) is not data.BatchSampler:
         raise ValueError("this loader has a batch sampler of its own: give batch_size and shuffle=True instead")
     sampler, dataset = loader.sampler, cast(Sized, loader.dataset)
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
+    if isinstance(sampler, data.RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
         return None
-    if isinstance(sampler, DistributedSampler) and sampler.shuffle:
+    if isinstance(sampler, data.DistributedSampler) and sampler.shuffle:
         if rank_and_world()[1] == 1:
             return sampler.rank, sampler.num_replicas
         return None

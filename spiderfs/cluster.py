@@ -168,15 +168,11 @@ class Link:
         self._sending, self._receiving = _Direction(), _Direction()
 
     @property
-    def _up(self) -> bool:
-        return not self._sending.failures and not self._receiving.failures
-
-    @property
     def _is_logged(self) -> bool:
         return self._sending.is_logged or self._receiving.is_logged
 
     def status(self) -> LinkStatus:
-        return LinkStatus(self._url, self._up)
+        return LinkStatus(self._url, not self._sending.failures and not self._receiving.failures)
 
     def send(self, key: str, message: bytes, rows: int = 0) -> None:
         """Have a message sent to a stream, after those of earlier calls; with it go so many rows of trainers."""

@@ -252,7 +252,7 @@ class Manager:
         """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
         renders: dict[str, Render] = {
-            "stats.json": lambda: texts.stats_json(self.status()),
+            "stats.json": lambda: json.dumps(self.status(), indent=2).encode() + b"\n",
             "metrics": lambda: texts.metrics(self.status(), self._context.counters),
             "config": lambda: texts.config(self._options.current, self._table.last_refusal),
             "warm": lambda: self._warmer.status().line().encode(),

@@ -338,7 +338,8 @@ class Planner:
             if not foreseen and iteration is self._current:
                 # After the first batch, so that it does not wait: foreseeing a million samples takes tenths of a
                 # second.
-                self.boundary.call(self._foresee_after, ended)
+                self.boundary.call(self._next_epoch.drawn)
+                self.boundary.call(self._foresee, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: PlannedPass, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
@@ -532,10 +533,6 @@ class Planner:
             rest = iter(own.tolist())
             iteration.replace = lambda drawn: list(itertools.islice(rest, len(drawn)))
         return own
-
-    def _foresee_after(self, ended: Any) -> None:
-        self._next_epoch.drawn()
-        self._foresee(ended)
 
     def _foresee(self, ended: Any) -> None:
         """Publish the later epochs that can be foreseen from the index sampler's state at the end of this one."""

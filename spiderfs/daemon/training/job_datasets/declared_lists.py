@@ -25,15 +25,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
-from spiderfs.daemon.training.trainer import (
-    Declared,
-    KnownList,
-    SampleList,
-    Trainer,
-    digest_of,
-    inodes_of,
-    leave_out_contradictions,
-)
+from spiderfs.daemon.training.trainer import Declared, KnownList, SampleList, Trainer, inodes_of
 from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, READ_AHEAD_KIB, set_read_ahead
@@ -194,7 +186,7 @@ class DeclaredLists:
 
     async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
         """Begin, or go on with, the job dataset of a declared list; raises ProtocolError for more than MAX_SAMPLES."""
-        digest = digest_of(samples)
+        digest = samples.digest
         job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
         warnings: list[str] = []
         # This job dataset does not leave memory meanwhile.
@@ -209,7 +201,7 @@ class DeclaredLists:
             # What has no path lies outside of the mount, which has been said.
             unknown = [paths[index] for index in np.flatnonzero(inodes == 0).tolist() if paths[index]]
             del paths
-            leave_out_contradictions(inodes, samples.labels)
+            samples.leave_out_contradictions(inodes)
             async with self._beginning:
                 await self._make_room(job_dataset_id, len(samples))
                 known_list = self._job_datasets.known_list(digest, inodes) or KnownList(digest, samples, inodes)

@@ -255,10 +255,9 @@ class Link:
                     lost = await self._asked(self._receiving, partial(self._stream.lost_since, begun))
                     self._after.update(dict.fromkeys(lost or (), BEGINNING))
             for key, messages in (found or {}).items():
-                self._after[key] = messages[-1].number
-                if await receive(key.removesuffix(self._of_source), [message.content for message in messages]):
-                    numbers = [message.number for message in messages]
-                    await self._asked(self._receiving, partial(self._stream.remove, key, numbers))
+                self._after[key] = next(reversed(messages))
+                if await receive(key.removesuffix(self._of_source), [*messages.values()]):
+                    await self._asked(self._receiving, partial(self._stream.remove, key, [*messages]))
 
     async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
         """What the server answers; None if it does not do what it is asked."""
@@ -307,13 +306,6 @@ class StreamEntry(NamedTuple):
     content: bytes
 
 
-class StreamMessage(NamedTuple):
-    """A message of a stream; the server has numbered it."""
-
-    number: str
-    content: bytes
-
-
 class Stream:
     def __init__(self, url: str) -> None:
         """`url` is that of the option `cluster`; nothing is asked yet."""
@@ -351,24 +343,22 @@ class Stream:
 
         return self.done(has_room) and self.append([entry]) > 0
 
-    def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[StreamMessage]]:
+    def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, dict[str, bytes]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
 
-        `wait_s` is shorter than TIMEOUT_S. A key that is no stream is left out beside others, and the log says so once.
-        Raises StreamLost.
+        In their order, by the numbers that the server has given them. `wait_s` is shorter than TIMEOUT_S. A key that is
+        no stream is left out beside others, and the log says so once. Raises StreamLost.
         """
 
-        def read(redis: Any, after: Mapping[str, str]) -> dict[str, list[StreamMessage]]:
+        def read(redis: Any, after: Mapping[str, str]) -> dict[str, dict[str, bytes]]:
             answer = redis.xread(dict(after), AT_A_TIME, int(wait_s * 1000)) or ()
             return {
-                key.decode(): [
-                    StreamMessage(number.decode(), b"".join([fields.get(_FIELD, b"")])) for number, fields in some
-                ]
+                key.decode(): {number.decode(): b"".join([fields.get(_FIELD, b"")]) for number, fields in some}
                 for key, some in answer
                 if some
             }
 
-        found: dict[str, list[StreamMessage]]
+        found: dict[str, dict[str, bytes]]
         try:
             found = self.done(partial(read, after=after))
         except StreamLost as exc:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -306,7 +306,7 @@ class Cache:
         return next((job.beta for job in self._feed.status().jobs if job.job_id == JOB), 0)
 
     def graph(self) -> dict[str, float]:
-        return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
+        return self.scorer.statistics() if isinstance(self.scorer, Scorer) else {}
 
 
 # -- training

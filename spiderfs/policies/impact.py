@@ -50,27 +50,15 @@ class SingleUseSubstitutes:
     """The members that may substitute for one job dataset, each once, and the samples that they are offered to (the
     L-cache).
 
-    A redirect is read from a table when a name is looked up, and the table is written before that. So it is decided
-    beforehand for which samples a member would be the substitute: a few samples that are not cached and that no reader
-    has asked for in this epoch. The first of these samples that a reader asks for uses the member up. Each of the
-    others then gets another substitute, or is read itself.
-
-    A member is in one of three states until it is used:
-    - waiting: it has not been offered yet;
-    - offered: there are redirects from some samples to it;
-    - idle: when it was to be offered, no sample of its label needed a substitute.
-
-    `drain_changes` names the redirects that have to be published.
-
-    `needs(key)` says whether a sample needs a substitute.
+    A redirect is read from a table that is written before. So it is decided beforehand for which samples a member would
+    be the substitute: a few that are uncached and that no reader has asked for in this epoch. The first of these that a
+    reader asks for uses the member up; the others then get another substitute, or are read themselves. Until it is used
+    a member waits to be offered, is **offered** (there are redirects from some samples to it), or is **idle**: when it
+    was to be offered, no sample of its label needed a substitute (`needs`).
     """
 
-    def __init__(
-        self, needs: Callable[[Key], bool], samples_each: int = SAMPLES_EACH, max_offered: int = MAX_OFFERED
-    ) -> None:
+    def __init__(self, needs: Callable[[Key], bool]) -> None:
         self._needs = needs
-        self._samples_each = samples_each
-        self._max_offered = max_offered
         self._labels: Mapping[Key, int] = {}
         # For each label: its samples, and the index at which the next search for one in need begins.
         self._alike: dict[int, list[Key]] = {}
@@ -155,7 +143,7 @@ class SingleUseSubstitutes:
 
     def _offer(self) -> None:
         """Offer members that wait, in the order in which they came, until MAX_OFFERED are offered."""
-        while self._waiting and len(self._offered) < self._max_offered:
+        while self._waiting and len(self._offered) < MAX_OFFERED:
             key, _ = self._waiting.popitem(last=False)
             label = self._labels.get(key)
             rows = [] if label is None else self._in_need(label)
@@ -168,14 +156,14 @@ class SingleUseSubstitutes:
                 self._changes[wanted] = key
 
     def _in_need(self, label: int) -> list[Key]:
-        """Up to `samples_each` samples of a label that need a substitute and have none."""
+        """Up to SAMPLES_EACH samples of a label that need a substitute and have none."""
         alike, found = self._alike[label], []
         begin = self._next.get(label, 0)
         for step in range(min(_LOOKED_AT, len(alike))):
             key = alike[(begin + step) % len(alike)]
             if key not in self._substitute_of and self._needs(key):
                 found.append(key)
-                if len(found) == self._samples_each:
+                if len(found) == SAMPLES_EACH:
                     break
         self._next[label] = (begin + step + 1) % len(alike)
         return found

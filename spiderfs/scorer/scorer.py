@@ -191,27 +191,6 @@ class GraphScores(BatchScores):
             yield FoundHub(int(self.ids[row]), self.alike.ids[its], self.alike.distances[its])
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    radius: float
-    median_same: float
-    """The median x_same of the samples that have been scored."""
-    mean_same: float
-    """Their mean x_same."""
-    isolated_share: float
-    """The share of these samples whose x_same is 0."""
-    full_share: float
-    """The share of these samples that have as many neighbours as count: their counts cannot rise."""
-    scored_share: float
-    """The share of all samples that have been scored."""
-    sigma: float
-    """The standard deviation of the scores of these samples."""
-    bytes_per_sample: float
-    """The bytes of memory that the index takes for one sample."""
-    failures: int
-    """How many queries the index could not answer at first."""
-
-
 class Scorer(Scoring):
     """The scoring "graph"."""
 
@@ -281,33 +260,34 @@ class Scorer(Scoring):
         self._radius.new_epoch()
         super().new_epoch()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> dict[str, float]:
+        """Figures of the samples that have been scored.
+
+        `isolated_share` of them have an x_same of 0, `full_share` as many neighbours as count: theirs cannot rise.
+        """
         scored = self._scored
         count = max(1, int(scored.sum()))
         same, other = self._same[scored], self._other[scored]
-        return Statistics(
-            radius=self.radius,
-            median_same=float(np.median(same)) if len(same) else 0.0,
-            mean_same=float(same.mean()) if len(same) else 0.0,
-            isolated_share=int((same == 0).sum()) / count,
-            full_share=int((same + other >= self.options.neighbours).sum()) / count,
-            scored_share=self.scored_share,
-            sigma=self.sigma,
-            bytes_per_sample=self.index.bytes_per_sample,
-            failures=self.index.failures,
-        )
+        return {
+            "radius": self.radius,
+            "median_same": float(np.median(same)) if len(same) else 0.0,
+            "mean_same": float(same.mean()) if len(same) else 0.0,
+            "isolated_share": int((same == 0).sum()) / count,
+            "full_share": int((same + other >= self.options.neighbours).sum()) / count,
+            "sigma": self.sigma,
+        }
 
     def described(self) -> list[tuple[str, str]]:
         found = self.statistics()
         return [
-            ("radius", f"{found.radius:.4g}{'' if self._radius.settled else '  (of this epoch)'}"),
-            ("median x_same", f"{found.median_same:g}"),
-            ("mean x_same", f"{found.mean_same:.4g}"),
-            ("isolated share", f"{found.isolated_share:.3f}  (x_same = 0)"),
-            ("saturated share", f"{found.full_share:.3f}  (more samples within the radius than count)"),
-            ("scored share", f"{found.scored_share:.3f}"),
-            ("sigma", f"{found.sigma:.4g}"),
-            ("bytes per sample", f"{found.bytes_per_sample:.0f}"),
+            ("radius", f"{self.radius:.4g}{'' if self._radius.settled else '  (of this epoch)'}"),
+            ("median x_same", f"{found['median_same']:g}"),
+            ("mean x_same", f"{found['mean_same']:.4g}"),
+            ("isolated share", f"{found['isolated_share']:.3f}  (x_same = 0)"),
+            ("saturated share", f"{found['full_share']:.3f}  (more samples within the radius than count)"),
+            ("scored share", f"{self.scored_share:.3f}"),
+            ("sigma", f"{self.sigma:.4g}"),
+            ("bytes per sample", f"{self.index.bytes_per_sample:.0f}"),
         ]
 
     def recall(self, sample: int, rng: np.random.Generator) -> float:

@@ -240,8 +240,8 @@ class TestScorer:
             scorer.batch(np.arange(start, start + 40), embeddings[start : start + 40])
             assert scorer.radius == frozen
         statistics = scorer.statistics()
-        assert 5 < statistics.median_same < 29
-        assert statistics.isolated_share < 0.2
+        assert 5 < statistics["median_same"] < 29
+        assert statistics["isolated_share"] < 0.2
         assert statistics.scored_share == 1
         assert statistics.sigma == pytest.approx(scorer.scores.std(), rel=1e-4)
         # What lies in another class is what is worth most.
@@ -273,7 +273,7 @@ class TestScorer:
         assert again.restore(tmp_path)
         assert again.radius == scorer.radius
         assert again.scores.tolist() == scorer.scores.tolist()
-        assert again.statistics().median_same == scorer.statistics().median_same
+        assert again.statistics() == scorer.statistics()
         one, other = (each.batch(np.arange(100, 200), embeddings[100:]) for each in (scorer, again))
         assert np.abs(one.same - other.same).mean() < 0.5
         for labels_now, dimension_now, options_now in (
@@ -428,7 +428,7 @@ def test_the_radius_of_a_class_takes_in_a_share_of_each(kind: Kind, share: float
     for size in (60, 240):
         its = np.bincount(labels)[labels] == size
         assert counts.same[its].mean() == pytest.approx(share * (size - 1), rel=0.2)
-    assert scorer.statistics().mean_same == pytest.approx(counts.same.mean())
+    assert scorer.statistics()["mean_same"] == pytest.approx(counts.same.mean())
 
 
 class TestRawEmbeddings:

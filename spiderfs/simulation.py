@@ -554,9 +554,7 @@ class HintSource:
 
     def __init__(self, trace: Trace, settings: Sequence[ScorerOptions], ratio: float | None) -> None:
         """`settings` are those to score again with; a `ratio` makes replays ignore the recorded ratios."""
-        self._trace = trace
-        self._settings = settings
-        self._ratio = ratio
+        self._trace, self._settings, self._ratio = trace, settings, ratio
         self._recorded = trace.hints()
         self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, events.Hint]]] = {}
         self.scorings: list[dict[str, Any]] = []

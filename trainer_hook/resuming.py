@@ -170,11 +170,8 @@ class JobOrder:
     ) -> None:
         self._store = shared_store()
         self._number = np.array(number, np.uint32)
-        self._name = name
-        self._before = before
-        self._own = own
-        self._sampler_epoch = sampler_epoch
-        self._exchanges = exchanges
+        self._name, self._before, self._own = name, before, own
+        self._sampler_epoch, self._exchanges = sampler_epoch, exchanges
         # If ranks exchange: after how many samples each batch ended, and the samples of each batch.
         self._ends: list[int] = []
         self._handed: list[Indices] = []

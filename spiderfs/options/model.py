@@ -443,7 +443,11 @@ class Options(BaseModel):
         written = self.model_dump()
         return [
             OptionRow(
-                option_name(name), str(written[name]), _is_live(row), _one_line(row.description or ""), _extra(row)["group"]
+                option_name(name),
+                str(written[name]),
+                _is_live(row),
+                _one_line(row.description or ""),
+                _extra(row)["group"],
             )
             for name, row in Options.model_fields.items()
         ]

@@ -77,12 +77,6 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     return np.concatenate([np.empty(0, np.uint32), *known])
 
 
-def _generations(batches: Iterable[Any]) -> npt.NDArray[np.int64]:
-    """The generation of each draw of a refurbished loader."""
-    draws = (draw for batch in batches for draw in (batch if isinstance(batch, list | tuple) else (batch,)))
-    return np.array([draw.generation if draw.keeps else _NOT_KEPT for draw in draws], np.int64)
-
-
 class PlannedPass(Pass):
     """What the planner knows of one pass over the loader."""
 
@@ -497,7 +491,8 @@ class Planner:
         """The generations that a refurbished loader draws in this order, and which of these it has not made yet."""
         if self._made is None:
             return None, None
-        generations = _generations(batches)
+        draws = (draw for batch in batches for draw in (batch if isinstance(batch, list | tuple) else (batch,)))
+        generations = np.array([draw.generation if draw.keeps else _NOT_KEPT for draw in draws], np.int64)
         return generations, (generations == _NOT_KEPT) | (generations != self._made[order])
 
     def _has_all(self, order: Indices) -> bool:

@@ -515,11 +515,8 @@ class RefurbishedDataset(data.Dataset[Any]):
     def __init__(
         self, whole: Any, split: SplitDataset, store: Store, job: str | None, kept: npt.NDArray[np.bool_]
     ) -> None:
-        self._whole = whole
-        self._split = split
-        self._store = store
-        self._job = job
-        self._kept = kept
+        self._whole, self._split, self._store = whole, split, store
+        self._job, self._kept = job, kept
 
     def __getattr__(self, name: str) -> Any:
         # A copy that is being unpickled has no attributes yet.

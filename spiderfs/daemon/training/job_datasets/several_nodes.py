@@ -25,7 +25,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,14 +65,6 @@ RANKED, RESTS = 500, 2.0
 
 Reader = tuple[int, str]
 """A trainer's number, and the name that it has given the list."""
-
-
-class _RemoteDataset(NamedTuple):
-    """The samples of a list whose home is here, by this edition of the homes."""
-
-    list: KnownList
-    edition: int
-    samples: HomeSamples
 
 
 @dataclass
@@ -127,7 +119,8 @@ class RemotePlans:
         self._to_send = trio.Event()
         self._sending = trio.Lock()
         self._incoming: dict[str, _IncomingPlan] = {}
-        self._kept: dict[str, _RemoteDataset] = {}
+        # By its digest: a list, and its samples whose home is here by this edition of the homes.
+        self._kept: dict[str, tuple[KnownList, int, HomeSamples]] = {}
         self._changed, self._to_rank = trio.Event(), trio.Event()
 
     async def send(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
@@ -315,15 +308,15 @@ class RemotePlans:
 
     def _planned(self, known_list: KnownList, plan: PlanPiece, named: npt.NDArray[np.uint32]) -> PlanPart:
         kept, edition = self._kept.get(known_list.digest), self._homes.edition
-        if kept is None or kept.list is not known_list or kept.edition != edition:
+        if kept is None or kept[:2] != (known_list, edition):
             here = (known_list.inodes != 0) & (self._homes.of_all(known_list.inodes) == self._homes.own)
-            samples = HomeSamples(known_list.keys, known_list.index_of, here)
-            kept = self._kept[known_list.digest] = _RemoteDataset(known_list, edition, samples)
-        numbers = kept.samples.number_of[named]
+            kept = known_list, edition, HomeSamples(known_list.keys, known_list.index_of, here)
+            self._kept[known_list.digest] = kept
+        numbers = kept[2].number_of[named]
         # A node that goes by another list of members names samples of other homes too.
         known = np.flatnonzero(numbers >= 0).astype(np.uint32)
         in_plan = known if len(known) < len(numbers) else None
-        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
+        return PlanPart(kept[2], plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
 
     def _forget(self, reader: str) -> None:
         self._incoming.pop(reader, None)

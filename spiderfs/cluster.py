@@ -1,18 +1,12 @@
 """Several nodes: managers send each other rows, scores and plans, and report that they are there, by streams of Redis.
 
 **The link** of a manager: one task sends and one receives, each in a thread. The queue of unsent messages is bounded
-and drops its oldest ones; a caller that can wait until the others have received offers its message instead. What was in
-flight when the server failed is not sent again, because it may have arrived. After a failure the link backs off; a
-server whose memory is full may fail in one direction alone. The first failure and the recovery are logged once each.
-
-**Messages** are frames like those of the hook's protocol, and name samples by their index in the list, which is the
-same on all nodes. Rows to score are a `Batch` of the samples that were served, and `RankEnded` follows the last one of
-an epoch; `SharedScores` and `SharedHub` are the results. A `PlanPiece` and a `Progress` describe those samples of a
-plan that the receiving node keeps for the sender's job; the `list` of a `Progress` names the owner of the plan.
-
-**Streams** of a Redis or Valkey server are for threads. Each call has a time limit, and none is repeated. Nothing grows
-without limit at the server: a stream keeps STREAM_BYTES of its latest messages, whoever reads them, and expires an hour
-after its last one. The server should not evict by itself (`noeviction`, its default).
+and drops its oldest ones; a caller that can wait offers its message instead. What was in flight when the server failed
+is not sent again, because it may have arrived. After a failure the link backs off, in each direction alone: a server
+whose memory is full may still send. **Messages** are frames like those of the hook's protocol; they name samples by
+their index in the list, which is the same on all nodes. **Streams** are for threads. Each call has a time limit, and
+none is repeated. A stream keeps STREAM_BYTES of its latest messages, whoever reads them, and expires an hour after its
+last one. The server should not evict by itself (`noeviction`, its default).
 
 **Beats.** Each node adds its URL to a stream every BEAT_S, and reads what was added since. A node has left when it
 reports so, or when none of its beats comes between this node's own beats, MISSED times in a row. So a server that is
@@ -43,7 +37,6 @@ from spiderfs.sources.node_names import Roll, is_web_server
 from spiderfs.sources.redis_client import SHAPES, RedisClient, errors
 
 
-@dataclass(frozen=True, eq=False)
 class SharedScores(Message, kind="shared_scores"):
     """Scores of different samples, made of embeddings of this dimension."""
 
@@ -57,7 +50,6 @@ class SharedScores(Message, kind="shared_scores"):
         demand(bool((np.isfinite(self.scores) & (self.scores > 0)).all()), "a score is not above 0")
 
 
-@dataclass(frozen=True, eq=False)
 class SharedHub(Message, kind="shared_hub"):
     """A hub, and its neighbours, nearest first."""
 
@@ -70,7 +62,6 @@ class SharedHub(Message, kind="shared_hub"):
         demand(bool(np.isfinite(self.distances).all()), "a distance is not finite")
 
 
-@dataclass(frozen=True)
 class RankEnded(Message, kind="rank_ended"):
     """A rank has ended this epoch: its rows of it have been sent."""
 
@@ -78,7 +69,6 @@ class RankEnded(Message, kind="rank_ended"):
     epoch: int
 
 
-@dataclass(frozen=True, eq=False)
 class PlanPiece(Message, kind="plan_piece"):
     """Draws of the epoch that a reader begins, or goes on with, at the position `start`: those from `first` on.
 
@@ -178,15 +168,11 @@ class Link:
         self._sending, self._receiving = _Direction(), _Direction()
 
     @property
-    def _up(self) -> bool:
-        return not self._sending.failures and not self._receiving.failures
-
-    @property
     def _is_logged(self) -> bool:
         return self._sending.is_logged or self._receiving.is_logged
 
     def status(self) -> LinkStatus:
-        return LinkStatus(self._url, self._up)
+        return LinkStatus(self._url, not self._sending.failures and not self._receiving.failures)
 
     def send(self, key: str, message: bytes, rows: int = 0) -> None:
         """Have a message sent to a stream, after those of earlier calls; with it go so many rows of trainers."""
@@ -269,10 +255,9 @@ class Link:
                     lost = await self._asked(self._receiving, partial(self._stream.lost_since, begun))
                     self._after.update(dict.fromkeys(lost or (), BEGINNING))
             for key, messages in (found or {}).items():
-                self._after[key] = messages[-1].number
-                if await receive(key.removesuffix(self._of_source), [message.content for message in messages]):
-                    numbers = [message.number for message in messages]
-                    await self._asked(self._receiving, partial(self._stream.remove, key, numbers))
+                self._after[key] = next(reversed(messages))
+                if await receive(key.removesuffix(self._of_source), [*messages.values()]):
+                    await self._asked(self._receiving, partial(self._stream.remove, key, [*messages]))
 
     async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
         """What the server answers; None if it does not do what it is asked."""
@@ -321,13 +306,6 @@ class StreamEntry(NamedTuple):
     content: bytes
 
 
-class StreamMessage(NamedTuple):
-    """A message of a stream; the server has numbered it."""
-
-    number: str
-    content: bytes
-
-
 class Stream:
     def __init__(self, url: str) -> None:
         """`url` is that of the option `cluster`; nothing is asked yet."""
@@ -365,24 +343,22 @@ class Stream:
 
         return self.done(has_room) and self.append([entry]) > 0
 
-    def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[StreamMessage]]:
+    def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, dict[str, bytes]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
 
-        `wait_s` is shorter than TIMEOUT_S. A key that is no stream is left out beside others, and the log says so once.
-        Raises StreamLost.
+        In their order, by the numbers that the server has given them. `wait_s` is shorter than TIMEOUT_S. A key that is
+        no stream is left out beside others, and the log says so once. Raises StreamLost.
         """
 
-        def read(redis: Any, after: Mapping[str, str]) -> dict[str, list[StreamMessage]]:
+        def read(redis: Any, after: Mapping[str, str]) -> dict[str, dict[str, bytes]]:
             answer = redis.xread(dict(after), AT_A_TIME, int(wait_s * 1000)) or ()
             return {
-                key.decode(): [
-                    StreamMessage(number.decode(), b"".join([fields.get(_FIELD, b"")])) for number, fields in some
-                ]
+                key.decode(): {number.decode(): b"".join([fields.get(_FIELD, b"")]) for number, fields in some}
                 for key, some in answer
                 if some
             }
 
-        found: dict[str, list[StreamMessage]]
+        found: dict[str, dict[str, bytes]]
         try:
             found = self.done(partial(read, after=after))
         except StreamLost as exc:

@@ -56,9 +56,7 @@ COUNTERS = (
     Definition("source_requests", "Calls to the source of all kinds"),
     Definition("source_retries", "Repeated calls to the source after a transient error"),
     Definition(
-        "source_timeouts",
-        "Calls to the source that timed out",
-        "Each kept its callers waiting for `source.timeout_s`.",
+        "source_timeouts", "Calls to the source that timed out", "Each kept its callers waiting for `source.timeout_s`."
     ),
     Definition(
         "source_errors",
@@ -90,8 +88,7 @@ COUNTERS = (
     Definition("warmed", "Files that `warm` fetched"),
     Definition("planned_opens", "Opens by trainers that follow a published plan"),
     Definition(
-        "planned_late",
-        "Those of `planned_opens` that waited; above 1%, the source is too slow or the cache too small",
+        "planned_late", "Those of `planned_opens` that waited; above 1%, the source is too slow or the cache too small"
     ),
     Definition("pushed", "Planned files pushed into the page cache of an immutable mount"),
     Definition("prefetched", "Files prefetched for a plan"),
@@ -100,10 +97,7 @@ COUNTERS = (
     Definition("packages_loaded", "Packages read from the source; part of `origin_reads` and `origin_bytes`"),
     Definition("packaged_samples", "Files that came into the cache with packages"),
     Definition("packages_removed", "Packages removed because they were damaged or mostly stale"),
-    Definition(
-        "packages_ignored",
-        "Packages of other mounts, or writable by other users, that were not read",
-    ),
+    Definition("packages_ignored", "Packages of other mounts, or writable by other users, that were not read"),
     Definition("hook_batches", "Batches received from trainers; constant during training: no hook is connected"),
     Definition("hook_rows_left_out", "Samples not scored because the manager was too slow"),
     Definition("hook_forwards_unmatched", "Forward passes whose samples the hook could not identify"),
@@ -141,9 +135,7 @@ COUNTERS = (
     Definition("process_starts", "Workers and managers that have started"),
     Definition("worker_restarts", "Workers restarted after an unexpected end", "See the log."),
     Definition(
-        "manager_restarts",
-        "Managers restarted after an unexpected end",
-        "See the log; reads continued meanwhile.",
+        "manager_restarts", "Managers restarted after an unexpected end", "See the log; reads continued meanwhile."
     ),
     Definition("resends", "Requests to the kernel to resend unanswered requests"),
     Definition(

@@ -63,19 +63,13 @@ def is_ours(found: SourceStat | os.stat_result) -> bool:
 
 
 class PackageDirectory:
-    """Writes and removes packages at one source; each call raises OSError.
+    """Writes and removes packages at one source, the only thing that a mount ever writes there.
 
-    `root_fd` is a descriptor of the source's root. The key lies in `key_file` (`package_key`).
-
-    A package is the only thing that a mount ever writes there.
-
-    All packages lie in one directory in the source's root. No mount shows that directory (`views/tree.py`). A package
-    is written under a temporary name, synced and renamed, so a name that ends in `.package` belongs to a whole package,
-    and what a crash has left behind is removed later. Several mounts may share the directory: each of them may find
-    that a package is gone, and each leaves the packages of the others alone. The directory and its packages must belong
-    to this user, and no one else may have the right to write to them.
-
-    All calls block: make them in threads.
+    `root_fd` is a descriptor of the source's root; the key lies in `key_file` (`package_key`). All packages lie in one
+    directory in the root, which no mount shows (`views/tree.py`). A package is written under a temporary name, synced
+    and renamed, so a name that ends in `.package` belongs to a whole package. Several mounts may share the directory:
+    each leaves the packages of the others alone. Directory and packages must belong to this user, and no one else may
+    have the right to write to them. Each call raises OSError, and blocks: make it in a thread.
     """
 
     def __init__(self, root_fd: int, key_file: Path) -> None:

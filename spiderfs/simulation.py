@@ -1,53 +1,34 @@
 """Replay: drive an engine with recorded accesses, and count what the cache would have served.
 
-There is a law to check every result against. In an epoch that reads each sample exactly once, a cache that fetches only
-on demand serves only the samples that it held when the epoch began. So no policy has a hit ratio above the cached
-fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
+A law checks every result. In an epoch that reads each sample exactly once, a cache that fetches only on demand serves
+only the samples that it held when the epoch began. So no policy has a hit ratio above the cached fraction, however much
+it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
 
-The hints in a trace are given to guided policies again, between the same accesses; other policies get none. Where a
-hub's bytes were at hand when the trace was recorded, it enters the cache without a second read.
+Guided policies get the hints of a trace again, between the same accesses: the recorded ones, or those of the recorded
+batches scored again (`rescored`) by a mount's scorings. With the settings of the mount these are the same scores.
+Lists, pins, ends of epochs and the ratio stay as recorded; the replay chooses the hub of a batch, the best of its
+samples that is no hub yet. A hub whose bytes were at hand when the trace was recorded enters the cache without a second
+read.
 
-`compare` replays a trace with every policy at every capacity. It uses the recorded hints, or scores the recorded
-batches again (`rescored`): with a mount's scorings, on the same batches in the same order, and batches that the mount
-scored together are scored together. So with the settings of the mount it finds the same scores. Scores and hubs become
-hints of the replay, each at the place of its batch; lists, pins, ends of epochs and the ratio stay as recorded. The
-replay chooses the hub of a batch: the best of its samples that is no hub yet.
-
-A trace has the embeddings of the samples that were served. If substitutes were served, the samples that they replaced
-have old embeddings; a trace recorded with `substitute=off` has the right embeddings of all samples.
+If substitutes were served, the samples that they replaced have old embeddings; a trace recorded with `substitute=off`
+has the right embeddings of all samples.
 """
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spiderfs.core import events
 from spiderfs.core.engine import Engine
-from spiderfs.core.events import (
-    AtHand,
-    Candidates,
-    Disconnected,
-    Dispatched,
-    Epoch,
-    Hint,
-    Labels,
-    Pinning,
-    Planned,
-    Progressed,
-    RankNews,
-    Ratio,
-    Scored,
-    WarmUp,
-)
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
@@ -63,9 +44,6 @@ from spiderfs.scorer.scoring import FoundHub, ScorerOptions, Scoring
 from spiderfs.trace import Accesses, Trace, TracedBatch
 
 Counts = NDArray[np.int64]
-Item = TypeVar("Item")
-
-NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +91,9 @@ def replay(
     engine: Engine,
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]] = (),
+    hints: Sequence[tuple[int, events.Hint]] = (),
     ratio: float | None = None,
-    news: Sequence[tuple[int, RankNews]] = (),
+    news: Sequence[tuple[int, events.RankNews]] = (),
     before: Callable[[int], None] = lambda number: None,
 ) -> Replay:
     """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
@@ -133,7 +111,7 @@ def replay_on_nodes(
     capacity_bytes: int,
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]] = (),
+    hints: Sequence[tuple[int, events.Hint]] = (),
     ratio: float | None = None,
 ) -> Replay:
     """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all get all hints.
@@ -159,9 +137,9 @@ def _replayed(
     home_of: Callable[[Key], Engine],
     accesses: Accesses,
     epoch_length: int,
-    hints: Sequence[tuple[int, Hint]],
+    hints: Sequence[tuple[int, events.Hint]],
     ratio: float | None,
-    news: Sequence[tuple[int, RankNews]] = (),
+    news: Sequence[tuple[int, events.RankNews]] = (),
     before: Callable[[int], None] = lambda number: None,
 ) -> Replay:
     ranks = PlannedRanks(engines[0], news)
@@ -169,12 +147,9 @@ def _replayed(
     feeds = [ReplayedFeed(engine, sizes, hints, ratio) for engine in engines]
     outcomes = []
     for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.job_dataset_ids, strict=True)):
-        # All have the same hints.
-        if number == feeds[0].due:
-            for feed in feeds:
-                feed.give(number)
-        if number == ranks.due:
-            ranks.give(number)
+        for feed in feeds:
+            feed.give(number)
+        ranks.give(number)
         before(number)
         own, home = engines[number % len(engines)], home_of(access[0])
         outcomes.append(served(own, feeds[number % len(engines)], *access, None if home is own else home))
@@ -227,36 +202,14 @@ def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bo
     )
 
 
-class _InOrder(ABC, Generic[Item]):
-    """Gives items to an engine, each before its access; the items are in that order."""
-
-    def __init__(self, engine: Engine, items: Sequence[tuple[int, Item]]) -> None:
-        self._engine = engine
-        self._items = items
-        self._next = -1
-        self._step()
-
-    def give(self, number: int) -> None:
-        """Give all items that are due before access `number`."""
-        while self.due == number:
-            self._give(self._items[self._next][1])
-            self._step()
-
-    def _step(self) -> None:
-        self._next += 1
-        self.due = self._items[self._next][0] if self._next < len(self._items) else NEVER
-
-    @abstractmethod
-    def _give(self, item: Item) -> None: ...
-
-
-class ReplayedFeed(_InOrder[Hint]):
+class ReplayedFeed:
     """Gives the hints of a trace to a guided policy, each before its access, as the daemon does in a training."""
 
     def __init__(
-        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
+        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, events.Hint]], ratio: float | None
     ) -> None:
-        super().__init__(engine, hints if engine.policy.guided else ())
+        self._engine = engine
+        self._hints = deque(hints if engine.policy.guided else ())
         self._sizes = sizes
         # The bytes of samples that are at hand for the next hub or pins.
         self._at_hand: dict[Key, int] = {}
@@ -264,6 +217,11 @@ class ReplayedFeed(_InOrder[Hint]):
         self._feed = PolicyFeed(engine, self._size_of)
         if ratio is not None:
             self._set_ratio(ratio)
+
+    def give(self, number: int) -> None:
+        """Give all hints that are due before access `number`."""
+        while self._hints and self._hints[0][0] == number:
+            self._give(self._hints.popleft()[1])
 
     def choose(self, job_dataset_id: str, key: Key, hit: bool) -> Key:
         """The sample whose bytes a reader of this job dataset gets for this one, which is cached if it is a `hit`."""
@@ -274,35 +232,35 @@ class ReplayedFeed(_InOrder[Hint]):
         """A reader of this job dataset asked for a sample, and gets these bytes."""
         self._feed.served(job_dataset_id, key, given)
 
-    def _give(self, hint: Hint) -> None:
+    def _give(self, hint: events.Hint) -> None:
         feed = self._feed
         match hint:
-            case Scored(job_dataset_id, keys, scores):
+            case events.Scored(job_dataset_id, keys, scores):
                 feed.scored(job_dataset_id, keys, scores)
-            case AtHand(key, size):
+            case events.AtHand(key, size):
                 self._at_hand[key] = size
             case Hub():
                 feed.hub_found(hint)
                 self._at_hand.clear()
-            case Candidates(job_dataset_id, hubs):
+            case events.Candidates(job_dataset_id, hubs):
                 found = next((hub for hub in hubs if not feed.is_hub(job_dataset_id, hub.key)), None)
                 # A hub that no access of the trace reads has no known size.
                 if found is not None:
                     self._at_hand.update({found.key: self._sizes[found.key]} if found.key in self._sizes else {})
                     feed.hub_found(found)
                     self._at_hand.clear()
-            case Ratio(ratio):
+            case events.Ratio(ratio):
                 self._set_ratio(ratio)
-            case Epoch(job_dataset_id, accuracy):
+            case events.Epoch(job_dataset_id, accuracy):
                 feed.epoch_ended(job_dataset_id, self._epochs[job_dataset_id], {}, accuracy)
                 self._epochs[job_dataset_id] += 1
-            case Labels(job_dataset_id, labels):
+            case events.Labels(job_dataset_id, labels):
                 feed.begin(job_dataset_id, job_dataset_id, labels)
-            case Pinning(job_dataset_id, keys):
+            case events.Pinning(job_dataset_id, keys):
                 for _ in feed.pin(job_dataset_id, keys):
                     pass
                 self._at_hand.clear()
-            case WarmUp(job_dataset_id, active):
+            case events.WarmUp(job_dataset_id, active):
                 feed.warm_up(job_dataset_id, active)
 
     def _set_ratio(self, ratio: float) -> None:
@@ -330,7 +288,7 @@ class _Sharing:
     taken: int
 
 
-class PlannedRanks(_InOrder[RankNews]):
+class PlannedRanks:
     """Gives news of ranks to an engine, each before its access; the news are in that order.
 
     Their plans overrule the policy, and so do the pending samples of jobs that exchange. The samples come in the order
@@ -339,29 +297,33 @@ class PlannedRanks(_InOrder[RankNews]):
     Nothing is fetched ahead. Time is counted in accesses.
     """
 
-    def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
-        super().__init__(engine, news)
+    def __init__(self, engine: Engine, news: Sequence[tuple[int, events.RankNews]]) -> None:
+        self._engine, self._news = engine, deque(news)
         self._chance = random.Random(1).random
-        self._list_of = lists_of(one for _, one in news if isinstance(one, Planned))
+        self._list_of = lists_of(one for _, one in news if isinstance(one, events.Planned))
         self._sharing: dict[tuple[int, str], _Sharing] = {}
 
-    def _give(self, news: RankNews) -> None:
-        now_s = float(self.due)
+    def give(self, number: int) -> None:
+        """Give all news that is due before access `number`."""
+        while self._news and self._news[0][0] == number:
+            self._give(self._news.popleft()[1], float(number))
+
+    def _give(self, news: events.RankNews, now_s: float) -> None:
         match news:
-            case Planned():
+            case events.Planned():
                 self._plan(news, now_s)
-            case Progressed(rank, job_dataset_id, epoch, dispatched, taken):
+            case events.Progressed(rank, job_dataset_id, epoch, dispatched, taken):
                 self._engine.progressed(rank, job_dataset_id, epoch, dispatched, taken, now_s)
                 self._take(rank, job_dataset_id, epoch, taken)
-            case Dispatched():
+            case events.Dispatched():
                 self._hand(news)
-            case Disconnected(rank):
+            case events.Disconnected(rank):
                 for other, job_dataset_id in list(self._sharing):
                     if other == rank:
                         self._end(rank, job_dataset_id)
                 self._engine.unplan(rank)
 
-    def _plan(self, plan: Planned, now_s: float) -> None:
+    def _plan(self, plan: events.Planned, now_s: float) -> None:
         if plan.begun and not len(plan.keys):
             self._end(plan.rank, plan.job_dataset_id)
         known = self._list_of[plan.job_dataset_id]
@@ -369,7 +331,7 @@ class PlannedRanks(_InOrder[RankNews]):
         epoch = PlannedEpoch(plan.epoch, known.keys, known.index_of, order, plan.start)
         self._engine.plan(plan.rank, plan.job_dataset_id, epoch, now_s, plan.begun)
 
-    def _hand(self, handed: Dispatched) -> None:
+    def _hand(self, handed: events.Dispatched) -> None:
         rank = handed.rank, handed.job_dataset_id
         reader = self._engine.schedule.readers.get(rank)
         if reader is None or reader.epoch.number != handed.epoch or reader.epoch.repeats:
@@ -404,7 +366,7 @@ class PlannedRanks(_InOrder[RankNews]):
         return known.shared
 
 
-def lists_of(plans: Iterable[Planned]) -> dict[str, _List]:
+def lists_of(plans: Iterable[events.Planned]) -> dict[str, _List]:
     """The list of each job dataset: all samples of its plans; job datasets whose lists have a sample in common have one
     list."""
     groups: list[tuple[dict[Key, None], set[str]]] = []
@@ -430,7 +392,7 @@ def depends_on_neighbours(scoring: str) -> bool:
 
 
 class Rescored(NamedTuple):
-    hints: list[tuple[int, Hint]]
+    hints: list[tuple[int, events.Hint]]
     """The hints to replay instead of `Trace.hints`."""
     described: dict[str, dict[str, str]]
     """For each job dataset, by its number, how its scoring describes itself at the end of the trace."""
@@ -443,7 +405,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
             "the trace holds no embeddings, so nothing can be scored again: record one with a trainer attached and"
             " trace_embeddings=on"
         )
-    hints: list[tuple[int, Hint]] = []
+    hints: list[tuple[int, events.Hint]] = []
     job_datasets: dict[str, _JobDataset] = {}
     for before, event in _batches_and_hints(trace):
         if isinstance(event, list):
@@ -453,17 +415,17 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
             hints += [(before, hint) for hint in job_datasets[job_dataset_id].batches(event)]
             continue
         hints.append((before, event))
-        if isinstance(event, Labels):
+        if isinstance(event, events.Labels):
             # After a crash of the manager a trainer declares its list again, and its scoring goes on.
             known = job_datasets.get(event.job_dataset_id)
             if known is None or known.labels != event.labels:
                 job_datasets[event.job_dataset_id] = _JobDataset(event.job_dataset_id, event.labels, scoring, options)
-        elif isinstance(event, Epoch) and event.job_dataset_id in job_datasets:
+        elif isinstance(event, events.Epoch) and event.job_dataset_id in job_datasets:
             job_datasets[event.job_dataset_id].new_epoch()
     return Rescored(hints, {name: found.described() for name, found in job_datasets.items()})
 
 
-def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
+def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | events.Hint]]:
     """The batches of a trace, those that were scored together as one, and the hints that no scoring finds."""
     together: list[TracedBatch] = []
     came_before = 0
@@ -474,7 +436,7 @@ def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | 
                 together = []
             together.append(event)
             came_before = before
-        elif isinstance(event, Labels | Epoch | Ratio | Pinning | WarmUp):
+        elif isinstance(event, events.Labels | events.Epoch | events.Ratio | events.Pinning | events.WarmUp):
             if together:
                 yield came_before, together
                 together = []
@@ -495,13 +457,13 @@ class _JobDataset:
         self._options = options
         self._scoring: Scoring | None = None
 
-    def batches(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+    def batches(self, batches: Sequence[TracedBatch]) -> list[events.Hint]:
         """The new scores of batches that were scored together, and the hub of each of them that has one."""
         apart = SCORINGS[self._name].ranks_within_batches
         groups = [[batch] for batch in batches] if apart else [batches]
         return [hint for group in groups for hint in self._scored(group)]
 
-    def _scored(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+    def _scored(self, batches: Sequence[TracedBatch]) -> list[events.Hint]:
         if empty := next((batch for batch in batches if not batch.embeddings.size), None):
             raise _damaged("it has a batch of {} samples of {} dimensions".format(*empty.embeddings.shape))
         keys = np.concatenate([batch.inodes for batch in batches]).tolist()
@@ -523,7 +485,7 @@ class _JobDataset:
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
         found = [self._keys[index] for index in scored.ids.tolist()]
-        hints: list[Hint] = [Scored(self._job_dataset_id, found, scored.scores.tolist())] if found else []
+        hints: list[events.Hint] = [events.Scored(self._job_dataset_id, found, scored.scores.tolist())] if found else []
         numbers = np.repeat(np.arange(len(batches)), [len(batch.inodes) for batch in batches]).tolist()
         batch_of = dict(zip(indices, numbers, strict=True))
         hubs_of: dict[int, list[FoundHub]] = {}
@@ -531,7 +493,8 @@ class _JobDataset:
             hubs_of.setdefault(batch_of[hub.id], []).append(hub)
         # As the mount does, the batch with the best hub comes first.
         hints += [
-            Candidates(self._job_dataset_id, _Hubs(self._job_dataset_id, self._keys, its)) for its in hubs_of.values()
+            events.Candidates(self._job_dataset_id, _Hubs(self._job_dataset_id, self._keys, its))
+            for its in hubs_of.values()
         ]
         return hints
 
@@ -591,11 +554,9 @@ class HintSource:
 
     def __init__(self, trace: Trace, settings: Sequence[ScorerOptions], ratio: float | None) -> None:
         """`settings` are those to score again with; a `ratio` makes replays ignore the recorded ratios."""
-        self._trace = trace
-        self._settings = settings
-        self._ratio = ratio
+        self._trace, self._settings, self._ratio = trace, settings, ratio
         self._recorded = trace.hints()
-        self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
+        self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, events.Hint]]] = {}
         self.scorings: list[dict[str, Any]] = []
         """A summary of each new scoring, as plain data."""
 
@@ -605,14 +566,14 @@ class HintSource:
             return [None]
         return self._settings if depends_on_neighbours(policy.scoring) else self._settings[:1]
 
-    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, Hint]]:
+    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, events.Hint]]:
         """The hints for a policy, each with the number of the access before which it comes."""
         hints = self._recorded if setting is None else self._scored(policy.scoring, setting)
         if self._ratio is None:
             return hints
-        return [(before, hint) for before, hint in hints if not isinstance(hint, Ratio)]
+        return [(before, hint) for before, hint in hints if not isinstance(hint, events.Ratio)]
 
-    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, Hint]]:
+    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, events.Hint]]:
         if (scoring, setting) not in self._rescored:
             began = perf_counter()
             found = rescored(self._trace, scoring, setting)
@@ -639,10 +600,10 @@ class HintSource:
         return {"radius": radius, "neighbours": setting.neighbours}
 
 
-def _scores(hints: Sequence[tuple[int, Hint]]) -> Iterator[tuple[int, str, Key, float]]:
+def _scores(hints: Sequence[tuple[int, events.Hint]]) -> Iterator[tuple[int, str, Key, float]]:
     """Each new score: the number of the access before which it came, the job dataset, the sample and the score."""
     for before, hint in hints:
-        if isinstance(hint, Scored):
+        if isinstance(hint, events.Scored):
             yield from ((before, hint.job_dataset_id, *score) for score in zip(hint.keys, hint.scores, strict=True))
 
 
@@ -759,10 +720,6 @@ def policy_named(row: dict[str, Any]) -> str:
     return f"{BOUND} (bound)" if row["policy"] == BOUND else str(row["policy"])
 
 
-def _has_substitutes(report: dict[str, Any]) -> bool:
-    return any(row["redirects"] for row in report["results"])
-
-
 def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
     """The lines of that table, and whether each is a capacity's last; the capacity is named in its first line alone."""
     found: list[tuple[tuple[str, ...], bool]] = []
@@ -801,7 +758,7 @@ def caption(report: dict[str, Any]) -> str:
             " all, and belady has the room of all."
         )
     text += " Later hits are those after epoch 1; fetched are the bytes read from the source."
-    if _has_substitutes(report):
+    if any(row["redirects"] for row in report["results"]):
         text += (
             " Hits include substitutes, cached samples of the same class in place of uncached ones; belady has none, so"
             " a policy with substitutes may have more hits than belady."

@@ -1,21 +1,16 @@
 """Resuming in the middle of an epoch, on any number of ranks, from the samples that the whole job has consumed.
 
-A state is the same whichever rank returns it. It has the draws of all ranks in one order: first the consumed ones, then
-the rest. Ranks that resume deal the rest out: of W ranks, rank r takes the draws r, r + W and so on. So a state of four
-ranks serves one rank or eight, and no draw is lost or repeated; only if the rest cannot be divided, its first draws are
-repeated, as torch's DistributedSampler does.
+A state is the same whichever rank returns it: the draws of all ranks in one order, first the consumed ones, then the
+rest. Ranks that resume deal the rest out: of W ranks, rank r takes the draws r, r + W and so on. No draw is lost or
+repeated; only if the rest cannot be divided, its first draws are repeated, as torch's DistributedSampler does. Each
+rank writes its draws to torch.distributed's store when an epoch begins, and with `share` each exchanged batch. So rank
+0 alone may ask for the state, at any batch that all ranks have begun, as long as they take equally many.
 
-A rank has only the draws of its own sampler. So each writes these to torch.distributed's store when an epoch begins,
-and with `share` each exchanged batch. So rank 0 alone may ask for the state, at any batch that all ranks have begun, as
-long as they take equally many.
-
-**Several passes** over one loader or sampler may be open at a time: a program reads other batches for a figure or to
-recalibrate a norm, or has abandoned an iterator. `Passes` finds the one that is the training's:
-
-- A pass that is taken from, or ends, after a later one has begun is the training's.
-- If none has been taken from since, the pass of which most was taken is the training's.
-- A finished pass gives way to one that began before it, unless only one batch was taken of that one, and more of the
-  finished one. When the next pass begins, passes that were not taken from since then are dropped.
+**Several passes** over one loader may be open at a time: a program reads other batches for a figure or to recalibrate a
+norm, or has abandoned an iterator. `Passes` finds the training's: one that is taken from, or ends, after a later one
+has begun; else the pass of which most was taken. A finished pass gives way to one that began before it, unless only one
+batch was taken of that one, and more of the finished one. When the next pass begins, passes not taken from since then
+are dropped.
 """
 
 from __future__ import annotations
@@ -175,11 +170,8 @@ class JobOrder:
     ) -> None:
         self._store = shared_store()
         self._number = np.array(number, np.uint32)
-        self._name = name
-        self._before = before
-        self._own = own
-        self._sampler_epoch = sampler_epoch
-        self._exchanges = exchanges
+        self._name, self._before, self._own = name, before, own
+        self._sampler_epoch, self._exchanges = sampler_epoch, exchanges
         # If ranks exchange: after how many samples each batch ended, and the samples of each batch.
         self._ends: list[int] = []
         self._handed: list[Indices] = []

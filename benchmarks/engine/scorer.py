@@ -72,7 +72,6 @@ def measure(kind: Kind, samples: int, classes: int, dimension: int, calls: int) 
     scorer.new_epoch()
     few_s = timed(scorer, embeddings, rng, BATCH, calls)
     many_s = timed(scorer, embeddings, rng, MANY, max(2, calls // 4))
-    statistics = scorer.statistics()
     ids = rng.choice(samples, min(COMPARED, samples), replace=False)
     return Row(
         index=kind,
@@ -82,10 +81,10 @@ def measure(kind: Kind, samples: int, classes: int, dimension: int, calls: int) 
         fill_cpu_ms_per_batch=fill_s / (samples / BATCH) * 1e3,
         cpu_ms_per_batch=few_s * 1e3,
         cpu_ms_per_batch_of_many=many_s * 1e3,
-        bytes_per_sample=statistics.bytes_per_sample,
+        bytes_per_sample=scorer.index.bytes_per_sample,
         recall=scorer.recall(COMPARED // 4, rng),
         correlation=correlation(exact(scorer, ids), found(scorer, ids)),
-        failures=statistics.failures,
+        failures=scorer.index.failures,
     )
 
 

@@ -1,4 +1,4 @@
-"""A `HookSink` that remembers what it received: for tests, and for trying a trainer out without a mount."""
+"""A `Training` that remembers what it received: for tests, and for trying a trainer out without a mount."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -268,7 +268,7 @@ class Cache:
             return
         scored = self.scorer.batch(served, embeddings, losses)
         self._feed.scored(JOB_DATASET, scored.ids.tolist(), scored.scores.tolist())
-        hub = scored.hub(skip=lambda sample: self._feed.is_hub(JOB_DATASET, sample))
+        hub = next((hub for hub in scored.hubs() if not self._feed.is_hub(JOB_DATASET, hub.id)), None)
         if hub is not None:
             self._landing = set(served.tolist())
             self._feed.hub_found(Hub(hub.id, JOB_DATASET, hub.neighbours.tolist(), hub.distances.tolist()))
@@ -293,7 +293,7 @@ class Cache:
         return next((job.beta for job in self._feed.status().jobs if job.job_id == JOB), 0)
 
     def graph(self) -> dict[str, float]:
-        return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
+        return self.scorer.statistics() if isinstance(self.scorer, Scorer) else {}
 
 
 # -- training

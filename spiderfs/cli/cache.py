@@ -10,7 +10,7 @@ import os
 import shutil
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import click
 
@@ -24,15 +24,6 @@ from spiderfs.store.disks import Disks
 
 # mkfs(8) leaves this directory where a whole disk is the cache.
 _NAMES = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
-
-
-class Cache(NamedTuple):
-    directory: Path
-    source: str
-    bytes_on_disk: int
-    used: datetime
-    """When it was last mounted."""
-    mounted: bool
 
 
 @click.command()
@@ -64,14 +55,13 @@ def _list(directories: tuple[Path, ...], as_json: bool) -> None:
                 raise
             warn(str(exc))
     if as_json:
-        rows = [{**row._asdict(), "directory": str(row.directory), "used": row.used.isoformat()} for row in found]
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps(found, indent=2))
         return
     if not found:
         click.echo("there is no cache in /var/cache/spiderfs or ~/.cache/spiderfs")
     for row in found:
-        state = "mounted" if row.mounted else f"last mounted {row.used:%Y-%m-%d}"
-        click.echo(printable(f"{row.directory}: {round_size(row.bytes_on_disk)} of {row.source}, {state}"))
+        state = "mounted" if row["mounted"] else f"last mounted {row['used'].partition('T')[0]}"
+        click.echo(printable(f"{row['directory']}: {round_size(row['bytes_on_disk'])} of {row['source']}, {state}"))
 
 
 def _places() -> list[Path]:
@@ -88,13 +78,19 @@ def _places() -> list[Path]:
     return sorted(found.union(cache.directory(number) for cache in disks for number in cache.numbers))
 
 
-def _described(directory: Path) -> Cache:
-    """Raises MountError if it is no cache, or another user's."""
+def _described(directory: Path) -> dict[str, Any]:
+    """The cache as JSON has it; `used` is when it was last mounted. Raises MountError if it is none, or not ours."""
     layout = CacheLayout(_checked(directory))
     try:
         source = os.fsdecode(layout.source.read_bytes()).strip() if layout.source.exists() else "an unknown source"
         used = datetime.fromtimestamp(layout.lock.stat().st_mtime).astimezone()
-        return Cache(directory, source, _bytes_on_disk(directory), used, not wait_released(directory, 0))
+        return {
+            "directory": str(directory),
+            "source": source,
+            "bytes_on_disk": _bytes_on_disk(directory),
+            "used": used.isoformat(),
+            "mounted": not wait_released(directory, 0),
+        }
     except OSError as exc:
         raise _unreadable(directory, exc) from exc
 

@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -150,23 +150,14 @@ def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:
 @click.argument("mountpoint")
 @click.option("-s", "sloppy", is_flag=True, help="Ignore unknown options.")
 @click.option("-f", "fake", is_flag=True, help="Check everything, and mount nothing.")
-@click.option("-n", "no_mtab", is_flag=True, help="Has no effect: there is no mtab to write.")
+@click.option("-n", is_flag=True, expose_value=False, help="Has no effect: there is no mtab to write.")
 @click.option("-v", "verbose", is_flag=True, help="Print what is mounted.")
-@click.option("-N", "namespace", help="Has no effect: mount(8) has already entered the namespace.")
-@click.option("-t", "fstype", help="Has no effect: there is only one type.")
+@click.option("-N", expose_value=False, help="Has no effect: mount(8) has already entered the namespace.")
+@click.option("-t", expose_value=False, help="Has no effect: there is only one type.")
 @click.option("-o", "options", multiple=True)
 @click.pass_context
 def mount_helper(
-    ctx: click.Context,
-    source: str,
-    mountpoint: str,
-    sloppy: bool,
-    fake: bool,
-    no_mtab: bool,
-    verbose: bool,
-    namespace: str | None,
-    fstype: str | None,
-    options: tuple[str, ...],
+    ctx: click.Context, source: str, mountpoint: str, sloppy: bool, fake: bool, verbose: bool, options: tuple[str, ...]
 ) -> None:
     """Mount SOURCE at MOUNTPOINT on behalf of mount(8)."""
     try:
@@ -204,15 +195,6 @@ RELEASE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 
 
-class _Detached(NamedTuple):
-    mount: Mount
-    places: set[Path]
-    """Where it was mounted."""
-    cache_dir: str
-    pid: str
-    lazy: bool
-
-
 @click.command()
 @click.argument("mountpoint", required=False, shell_complete=complete)
 @click.option("--all", "every", is_flag=True, help="Unmount all your mounts, as root all mounts; end what you serve.")
@@ -221,7 +203,7 @@ class _Detached(NamedTuple):
 def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) -> None:
     """Unmount the mount at MOUNTPOINT, or end serving spiderfs://NAME, and wait until its daemon has ended."""
     if mountpoint is not None and not every:
-        _wait(_detach(find_mount(mountpoint), lazy))
+        _detach(find_mount(mountpoint), lazy)()
         return
     if mountpoint is not None or not every:
         raise UsageError("name one MOUNTPOINT to unmount, or write --all")
@@ -229,15 +211,15 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
     # The last one first: it may lie in an earlier one.
     for mount in (*reversed(_own_mounts()), *all_served()):
         try:
-            detached.append(_detach(mount, lazy))
+            detached.append((mount, _detach(mount, lazy)))
         except ConnectionRefusedError:
             continue  # the socket of a daemon that was killed
         except (MountError, OSError) as exc:
             failures.append(str(exc))
-    for done in detached:
+    for mount, wait in detached:
         try:
-            _wait(done)
-            click.echo(printable(f"unmounted {place_of(done.mount)}"))
+            wait()
+            click.echo(printable(f"unmounted {place_of(mount)}"))
         except MountError as exc:
             failures.append(str(exc))
     for failure in failures:
@@ -252,11 +234,12 @@ def _own_mounts() -> list[Mount]:
     return [mount for mount in found if user == 0 or f"user_id={user}" in mount.options.split(",")]
 
 
-def _detach(mount: Mount, lazy: bool) -> _Detached:
+def _detach(mount: Mount, lazy: bool) -> Callable[[], None]:
+    """Unmount, or end what is served; returns what then waits for the daemon's end (`_wait`)."""
     if mount.fstype == SERVED:
         daemon, stats = daemon_of(mount), read_stats(mount)
         os.kill(daemon, signal.SIGTERM)
-        return _Detached(mount, set(), "" if lazy else str(stats["cache_dir"]), str(stats["pid"]), lazy)
+        return partial(_wait, mount, set(), "" if lazy else str(stats["cache_dir"]), str(stats["pid"]), lazy)
     cache_dir, pid = "", ""
     if not lazy:
         try:
@@ -273,15 +256,14 @@ def _detach(mount: Mount, lazy: bool) -> _Detached:
                 )
     places = _places_of(mount)
     unmount(mount.mountpoint, lazy)
-    return _Detached(mount, places, cache_dir, pid, lazy)
+    return partial(_wait, mount, places, cache_dir, pid, lazy)
 
 
-def _wait(done: _Detached) -> None:
-    """Wait until the daemon of a mount has ended; raises MountError if it does not end."""
-    mount, cache_dir = done.mount, done.cache_dir
+def _wait(mount: Mount, places: set[Path], cache_dir: str, pid: str, lazy: bool) -> None:
+    """Wait until the daemon of a mount, which was at these places, has ended; raises MountError if it does not end."""
     # A mount that someone has made since may have the number of the one that is gone.
-    others = sorted(map(str, done.places & _places_of(mount) - {mount.mountpoint}))
-    if others and not done.lazy:
+    others = sorted(map(str, places & _places_of(mount) - {mount.mountpoint}))
+    if others and not lazy:
         raise MountError(
             f"{mount.mountpoint} is unmounted, but the same mount is also at {', '.join(others)}: unmount that too, "
             f"then its daemon ends"
@@ -289,7 +271,7 @@ def _wait(done: _Detached) -> None:
     if cache_dir and not wait_released(Path(cache_dir), RELEASE_TIMEOUT_S):
         raise MountError(
             f"{mount.mountpoint} is unmounted, but after {RELEASE_TIMEOUT_S:.0f} s its daemon still uses {cache_dir}:"
-            f" wait until it ends, or end it with 'kill {done.pid}'"
+            f" wait until it ends, or end it with 'kill {pid}'"
         )
 
 

@@ -74,18 +74,12 @@ _COUNTS = ("encoded", "decoded", "augmented")
 @json_file
 def profile(
     mountpoint: str,
-    loader: str | None,
     views: str,
     capacity: str | None,
-    samples: int,
-    uses: float,
-    total: int | None,
-    nodes: int,
-    rate: float | None,
     network: str | None,
     model: str | None,
-    planned: bool,
     json_path: Path | None,
+    **given: Any,
 ) -> None:
     """Measure the cost of a training's samples, and predict the throughput by the split of the cache among forms.
 
@@ -107,8 +101,7 @@ def profile(
     options["cache_dir"] = stats["cache_dir"]
     bandwidth = None if network is None else _size("--network", network)
     model_bytes = 0.0 if model is None else _size("--model", model)
-    chosen = _chosen_views(views, options)
-    wanted = Wanted(loader, chosen, samples, planned, uses, total, nodes, rate, bandwidth, model_bytes)
+    wanted = Wanted(views=_chosen_views(views, options), network=bandwidth, model_bytes=model_bytes, **given)
     size = float(stats["capacity_bytes"]) if capacity is None else _size("--capacity", capacity)
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)

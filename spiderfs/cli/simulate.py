@@ -79,14 +79,11 @@ def simulate(
     trace: Path,
     policies: str,
     capacities: str,
-    ratio: float | None,
     radii: str | None,
     neighbours: int | None,
     embeddings: Literal["unit", "raw"] | None,
-    epoch_length: int | None,
-    plans: bool,
-    nodes: int,
     json_path: Path | None,
+    **given: Any,
 ) -> None:
     """Replay TRACE through the cache engine and compare policies.
 
@@ -108,12 +105,9 @@ def simulate(
             printable(trace.name),
             chosen_policies(policies),
             chosen_capacities(capacities),
-            epoch_length,
-            ratio,
-            chosen_settings(radii, neighbours, embeddings),
-            plans,
-            nodes,
-            lambda begins: status.update(f"Replaying {begins}"),
+            settings=chosen_settings(radii, neighbours, embeddings),
+            progress=lambda begins: status.update(f"Replaying {begins}"),
+            **given,
         )
     show(report, console)
     if json_path is not None:

@@ -85,8 +85,9 @@ def _state(mount: Mount) -> dict[str, Any]:
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
 def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""
-    from spiderfs.options.model import Capacity, check_change
+    from spiderfs.options.model import check_change
     from spiderfs.options.paths import capacity_remark
+    from spiderfs.options.units import Capacity
 
     mount = control_files.find_mount(mountpoint)
     for change in changes:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import iglob
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -61,8 +61,8 @@ def wanted_paths(
             if is_glob or not answers:
                 yield relative
             elif (found := _at_end_of_links(mount, relative)) is not None:
-                answers = found.in_time
-                yield found.path
+                there, answers = found
+                yield there
             elif gone is None:
                 raise ConfigError(f"{place_of(mount)} has no file or directory {relative}: check the path")
             else:
@@ -83,28 +83,25 @@ def _relative(mount: Mount, mountpoint: str, path: str) -> str:
     return relative
 
 
-class _Found(NamedTuple):
-    path: str
-    in_time: bool = True
+def _at_end_of_links(mount: Mount, relative: str) -> tuple[str, bool] | None:
+    """The path of the file that a path means, which must be one of the mount, and whether that was answered in time.
 
-
-def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
-    """The path of the file that a path means, which must be one of the mount, or None; raises ConfigError."""
+    None if there is no such file; raises ConfigError.
+    """
     path = f"{mount.mountpoint}/{relative}"
     if mount.fstype == control_files.SERVED:
         from spiderfs.client.served import Served
 
-        return (
-            _Found(relative) if Served(mount.mountpoint.name, control_files.ANSWER_TIMEOUT_S).exists(relative) else None
-        )
+        served = Served(mount.mountpoint.name, control_files.ANSWER_TIMEOUT_S)
+        return (relative, True) if served.exists(relative) else None
     try:
         found = within(control_files.ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
         # The source may answer the daemon, and if not the daemon says so.
-        return _Found(relative, not isinstance(exc, TimeoutError))
-    return _Found(_relative(mount, str(mount.mountpoint), found))
+        return relative, not isinstance(exc, TimeoutError)
+    return _relative(mount, str(mount.mountpoint), found), True
 
 
 def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
@@ -268,9 +265,8 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
         if names:
             _stats(mount)  # who walks waits for a daemon that does not answer, without a word
             look_up(mount, wanted, _shown)
-        elif (fetched := _fetch(mount, wanted, detach=detach)) is not None:
-            _print_fetched(fetched)
-            _check(mount, fetched.warming)
+        elif (warming := _fetch(mount, wanted, detach=detach)) is not None:
+            _check(mount, warming)
 
 
 @click.command()
@@ -289,18 +285,16 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
     mount = find_mount(mountpoint)
     with _ending_well():
         _look(mount)  # a daemon of another version may know no pins
-        fetched = _fetch(mount, wanted_paths(mount, mountpoint, paths), "pin", quiet=as_json) if paths else None
+        warming = _fetch(mount, wanted_paths(mount, mountpoint, paths), "pin", quiet=as_json) if paths else None
         pins = _stats(mount)["pins"]
         if as_json:
-            request = fetched.warming.counts() if fetched is not None else None
+            request = warming.counts() if warming is not None else None
             click.echo(json.dumps({"pinned": pins, "request": request}, indent=2))
         else:
-            if fetched is not None:
-                _print_fetched(fetched)
             of = f"{round_size(pins['bytes'])} of at most {round_size(pins['limit_bytes'])}"
             click.echo(f"{counted(pins['files'], 'file')} pinned, {of}, half of the room for kept files")
-        if fetched is not None:
-            _check(mount, fetched.warming)
+        if warming is not None:
+            _check(mount, warming)
 
 
 @click.command()
@@ -372,18 +366,13 @@ def _ending_well() -> Iterator[None]:
         raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
-class _Fetched(NamedTuple):
-    """What has become of the files, how long it took, and how much the cache may hold."""
-
-    warming: Warming
-    took_s: float
-    capacity_bytes: int
-
-
 def _fetch(
     mount: Mount, wanted: Iterator[str], control: str = "warm", detach: bool = False, quiet: bool = False
-) -> _Fetched | None:
-    """Have the daemon fetch files, and show how far it is until they are there; None: it goes on by itself."""
+) -> Warming | None:
+    """Have the daemon fetch files, and show how far it is until they are there; None: it goes on by itself.
+
+    Unless `quiet`, print what has become of them; raises SpiderfsError then if someone has ended it.
+    """
     before = _look(mount)
     if before.working:
         raise MountError(
@@ -410,7 +399,16 @@ def _fetch(
         raise MountError(
             f"the manager of {place_of(mount)} was restarted, and lost the request: run this command again to resume"
         )
-    return _Fetched(warming, time.monotonic() - began, stats["capacity_bytes"])
+    if not quiet:
+        if warming.ended:
+            raise _ended(warming)
+        click.echo(
+            f"{counted(warming.fetched, 'file')} fetched ({round_size(warming.fetched_bytes)}) in"
+            f" {_duration(time.monotonic() - began)}, {warming.present:,} were cached before"
+        )
+        if warming.fetched_bytes > stats["capacity_bytes"]:
+            warn(f"the cache holds {round_size(stats['capacity_bytes'])}, so it does not have all of these files")
+    return warming
 
 
 @contextmanager
@@ -477,19 +475,6 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _print_fetched(fetched: _Fetched) -> None:
-    """Print what has become of the files; raises SpiderfsError if someone has ended it."""
-    warming = fetched.warming
-    if warming.ended:
-        raise _ended(warming)
-    click.echo(
-        f"{counted(warming.fetched, 'file')} fetched ({round_size(warming.fetched_bytes)}) in"
-        f" {_duration(fetched.took_s)}, {warming.present:,} were cached before"
-    )
-    if warming.fetched_bytes > fetched.capacity_bytes:
-        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so it does not have all of these files")
 
 
 def _check(mount: Mount, warming: Warming) -> None:

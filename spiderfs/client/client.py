@@ -24,40 +24,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar, cast
 
+from spiderfs.core.events import ACCESS_RECORD, HIT
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import FSTYPE, MOUNT_TABLE, canonical, mounts
+from spiderfs.shared import published
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
-from spiderfs.shared.published import (
-    CLIENT_XATTR,
-    Edition,
-    Terms,
-    edition_of,
-    hit_record,
-    lost_record,
-    opened_pipe,
-    pid_namespace,
-    published_terms,
-    published_trainers,
-)
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
+from spiderfs.vfs import rules
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.redirects import PendingReads, Redirects, Who
-from spiderfs.vfs.rules import (
-    ANYBODY,
-    Credentials,
-    Ownership,
-    Settings,
-    Validity,
-    directories_to_pass,
-    is_provisional,
-    left_s,
-    trusted,
-)
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02
@@ -74,7 +54,7 @@ class Directory(NamedTuple):
     """A directory of the mount, all directories above it included."""
 
     inode: int
-    trusted: Validity
+    trusted: rules.Validity
 
 
 class Store:
@@ -173,13 +153,13 @@ class Cache:
     def __init__(self, path: Path) -> None:
         self._path = path
         layout = CacheLayout.around(path)
-        self._terms, self._pipe_name = published_terms(path)
-        if self._terms.pid_namespace != pid_namespace():
+        self._terms, self._pipe_name = published.published_terms(path)
+        if self._terms.pid_namespace != published.pid_namespace():
             # The daemon would free our readers' slots, and could not tell our pids from its own.
             raise Gone("the mount lives in another pid namespace")
         self._pid, self._user = os.getpid(), os.geteuid()
         self._groups = frozenset({os.getegid(), *os.getgroups()})
-        self._pipe = opened_pipe(path.parent / self._pipe_name)
+        self._pipe = published.opened_pipe(path.parent / self._pipe_name)
         self._store = STORES.shared(layout)
         self._catalogue = Catalogue(self._store.records)
         self._redirects = Redirects(self._store.records, PendingReads())
@@ -188,7 +168,7 @@ class Cache:
         self._directories: dict[bytes, Directory] = {}
         self._lost = 0
         self._follow_at = -math.inf
-        self._seen: tuple[Edition | None, ...] = ()
+        self._seen: tuple[published.Edition | None, ...] = ()
         self._take_over(self._terms)
 
     def __del__(self) -> None:
@@ -206,35 +186,35 @@ class Cache:
 
     def is_at(self, path: Path) -> bool:
         """Whether the terms at `path` are still those of this cache's manager."""
-        return path == self._path and published_terms(path)[1] == self._pipe_name
+        return path == self._path and published.published_terms(path)[1] == self._pipe_name
 
     # -- what the manager says
 
-    def _take_over(self, terms: Terms) -> None:
+    def _take_over(self, terms: published.Terms) -> None:
         self._terms = terms
-        self._settings = Settings(
+        self._settings = rules.Settings(
             ttl_s=terms.ttl_s,
             checked_since_s=terms.checked_since_s,
             sample_max_bytes=terms.sample_max_bytes,
             wait_for_fetches=terms.wait_for_fetches,
-            ownership=Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode),
+            ownership=rules.Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode),
             checks_permissions=terms.checks_permissions,
         )
         # The kernel would let root read everything too.
         checked = terms.checks_permissions and self._user != 0
-        self._who = Credentials(self._user, self._groups) if checked else ANYBODY
+        self._who = rules.Credentials(self._user, self._groups) if checked else rules.ANYBODY
         self._directories.clear()
 
     def _follow(self) -> None:
         try:
-            seen = (edition_of(self._path), edition_of(self._trainers))
+            seen = (published.edition_of(self._path), published.edition_of(self._trainers))
             if None in seen:
                 raise Gone("the manager's files are not there")
             if seen != self._seen:
-                terms, _ = published_terms(self._path)
+                terms, _ = published.published_terms(self._path)
                 if terms != self._terms:
                     self._take_over(terms)
-                self._redirects.set_trainers(published_trainers(self._trainers), cast(Who, terms.substitute))
+                self._redirects.set_trainers(published.published_trainers(self._trainers), cast(Who, terms.substitute))
                 self._seen = seen
         except (OSError, ValueError) as exc:
             raise Gone("the manager's files are not there") from exc
@@ -280,9 +260,9 @@ class Cache:
         dentry = self._catalogue.find(parent.inode, name) if parent else None
         if dentry is None:
             return None
-        if left_s(dentry.checked_at, now, settings.ttl_s, settings.checked_since_s, dentry.settles_at) <= 0:
+        if rules.left_s(dentry.checked_at, now, settings.ttl_s, settings.checked_since_s, dentry.settles_at) <= 0:
             return None
-        if is_provisional(dentry.settles_at, now):
+        if rules.is_provisional(dentry.settles_at, now):
             return None
         found = dentry.stat
         if not stat.S_ISREG(found.mode) or not settings.ownership.may_read(self._who, found):
@@ -294,7 +274,8 @@ class Cache:
             return None
         payload = self._store.content.copy(given) if found.size else b""
         if payload is not None:
-            self._report(hit_record(now, given, dentry.inode, len(payload), self._pid, trainer), now)
+            # The same record as a worker's for an open that it answered from the store.
+            self._report(ACCESS_RECORD.pack(now, given, dentry.inode, len(payload), 0, self._pid, trainer, HIT, 0), now)
         return payload
 
     def _given(self, dentry: Dentry, directory: bytes, now: float) -> tuple[int, SourceStat, int]:
@@ -314,7 +295,7 @@ class Cache:
         node = self._catalogue.known(substitute)
         if node is None or not self._catalogue.still_names(node):
             return None
-        needed = directories_to_pass(self._who, self._settings.ownership, node.stat, node.path, directory)
+        needed = rules.directories_to_pass(self._who, self._settings.ownership, node.stat, node.path, directory)
         if needed is None or not all(self._directory(above, now) for above in needed):
             return None
         return node
@@ -336,7 +317,7 @@ class Cache:
             root = self._catalogue.known(ROOT_INODE)
             if root is None or not ownership.may_pass(self._who, root.stat):
                 return None
-            return Directory(ROOT_INODE, trusted(now, ttl_s))
+            return Directory(ROOT_INODE, rules.trusted(now, ttl_s))
         above, _, name = path.rpartition(b"/")
         parent = self._directory(above, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
@@ -344,12 +325,15 @@ class Cache:
             return None
         if not stat.S_ISDIR(dentry.stat.mode) or not ownership.may_pass(self._who, dentry.stat):
             return None
-        known = Directory(dentry.inode, trusted(dentry.checked_at, ttl_s, since_s).and_also(parent.trusted))
+        known = Directory(dentry.inode, rules.trusted(dentry.checked_at, ttl_s, since_s).and_also(parent.trusted))
         return known if known.trusted.at(now) else None
 
     def _report(self, record: bytes, now: float) -> None:
         try:
-            os.write(self._pipe, lost_record(now, self._lost) + record if self._lost else record)
+            if self._lost:
+                # One for all files served whose records found the FIFO full. No file has the inode 0.
+                record = ACCESS_RECORD.pack(now, 0, 0, self._lost, 0, 0, 0, HIT, 0) + record
+            os.write(self._pipe, record)
             self._lost = 0
         except BlockingIOError:
             # The manager is behind, and events are hints; but the number of opens is to be right.
@@ -673,7 +657,7 @@ class Client(CacheHolder):
         self._below = TABLE.below(self._point)
         if self._point not in TABLE.spiderfs_points():
             return None
-        return Path(os.fsdecode(os.getxattr(self._point, CLIENT_XATTR)))
+        return Path(os.fsdecode(os.getxattr(self._point, published.CLIENT_XATTR)))
 
     @staticmethod
     def _have_it_mended(path: bytes) -> None:

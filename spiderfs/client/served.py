@@ -16,14 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from spiderfs.client.client import (
-    AnyPath,
-    CachedFile,
-    CacheHolder,
-    Gone,
-    in_mode,
-    is_plain,
-)
+from spiderfs.client.client import AnyPath, CachedFile, CacheHolder, Gone, in_mode, is_plain
 from spiderfs.errors import StoreDamaged
 from spiderfs.protocol.requests import PIECE_BYTES, SCHEME, Connection, ConnectionLost, address_of, socket_of
 from spiderfs.shared.published import CLIENT_XATTR

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import trio
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.core.memory import MemoryBounds, memory_bounds
+from spiderfs.core.memory import memory_bounds
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.pipes import open_pipe
@@ -29,7 +29,8 @@ from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.options.model import AUTO, ONE_FORM, Options
+from spiderfs.options.model import Options
+from spiderfs.options.types import AUTO, ONE_FORM
 from spiderfs.packages import DIRECTORY
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
@@ -164,59 +165,74 @@ _ASKED_SAMPLES = 1 << 16
 _PASSING_SAMPLES = 1 << 12
 
 
-@dataclass
 class MountContext:
-    options: Options
-    layout: CacheLayout
-    disks: Disks
-    source: Source
-    slow: SlowSettings
-    """What makes the source slow and unreliable, for experiments."""
-    identity: str
-    """See `OpenedSource`."""
-    shared_identity: str
-    """See `identity_between_nodes`."""
-    connect: Callable[[], object]
-    """Has a process connect to an object store before it asks something."""
-    root_fd: int | None
-    """A descriptor of the source's root, which stays valid when the root is renamed; None for object stores."""
-    counters: SharedCounters
-    forms: Forms
-    partition: Partition
-    event_reader: int
-    event_writer: int
-    control_listener: socket.socket
-    resent: ResentRequests
-    names_asked: SharedSlots
-    """The workers, counted from 1, that have the kernel ask for each name.
+    def __init__(self, options: Options, opened: OpenedSource, missing: Collection[Path] = ()) -> None:
+        """All cache locks but those of the directories in `missing` are held; raises ConfigError, MountError."""
+        layout = CacheLayout(options.cache_dir.first)
+        self.options, self.layout = options, layout
+        others, gone = ([CacheLayout(path).content for path in paths] for paths in (options.cache_dir.others, missing))
+        self.disks = Disks(layout.content, others, gone)
+        self.partition = chosen_partition(options, layout.profile)
+        self.forms = Forms(
+            options.recipes,
+            options.shown_form,
+            self.partition.view_share,
+            partial(_fingerprint, options),
+            steady_clock.now(),
+        )
+        # Later the processes would find it out one by one.
+        self.forms.fingerprint(self.forms.shown)
+        self.control_listener = open_run_directory(layout.run)
+        self.slow = SlowSettings.in_memory(**options.slow_settings())
+        """What makes the source slow and unreliable, for experiments."""
+        self.identity = opened.identity
+        """See `OpenedSource`."""
+        self.shared_identity = identity_between_nodes(opened)
+        """See `identity_between_nodes`."""
+        self.asked_by_peers = SharedSlots(_ASKED_SAMPLES)
+        """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
+        self.members: Members | None = None
+        """The nodes that share out the samples, by the option `peers`."""
+        if options.peers:
+            self.members = Members(1 + options.workers, self.shared_identity, self.asked_by_peers)
+            # The addresses of a name are found by the manager: a name server may take its time.
+            if not live_name(options.peers):
+                self.members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
+        self.event_reader, self.event_writer = open_pipe()
+        self.memory = memory_bounds(options.memory_limit, options.workers)
+        shown = RangeSource(_with_names(SlowSource(opened, self.slow), options))
+        self.source = _with_archives(shown, options, layout.archives)
+        self.connect: Callable[[], object] = opened.connect if isinstance(opened, ObjectSource) else lambda: None
+        """Has a process connect to an object store before it asks something."""
+        self.root_fd = opened.root_fd
+        """A descriptor of the source's root, which stays valid when the root is renamed; None for object stores."""
+        self.counters = SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW)
+        self.resent = ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER)
+        self.names_asked = SharedSlots(options.workers)
+        """The workers, counted from 1, that have the kernel ask for each name.
 
-    In an immutable mount the kernel trusts names for good, until a trainer comes that may be given substitutes. From
-    then on each worker answers names for the next open alone. The kernel has to drop the names that it trusted before,
-    and with them the pages of files.
-    """
-    notice: Notice
-    flights: Flights
-    memory: MemoryBounds
-    unstored: UnstoredBytes
-    lately: UnstoredBytes
-    """The small files that were fetched last."""
-    pending_reads: PendingReads = field(default_factory=PendingReads)
-    pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
-    """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
-    pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
-    """The inodes of pushed samples that wait for readers, who need no substitutes: the kernel has them, or soon."""
-    passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
-    """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
-    members: Members | None = None
-    """The nodes that share out the samples, by the option `peers`."""
-    asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
-    """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
-    touches: Touches = field(default_factory=Touches)
-    read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
-    spare_nodes: SharedRows = field(default_factory=SharedRows)
-    timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
-    supervisor_pid: int = field(default_factory=os.getpid)
-    _later_parts: set[Path] = field(default_factory=set)
+        In an immutable mount the kernel trusts names for good, until a trainer comes that may be given substitutes.
+        From then on each worker answers names for the next open alone. The kernel has to drop the names that it trusted
+        before, and with them the pages of files.
+        """
+        self.notice = Notice(options.workers)
+        self.flights = Flights(options.workers)
+        self.unstored = UnstoredBytes(self.memory.unstored)
+        self.lately = UnstoredBytes(self.memory.recent)
+        """The small files that were fetched last."""
+        self.pending_reads = PendingReads()
+        self.pusher_threads = SharedSlots(_PUSHER_THREADS)
+        """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
+        self.pushed_samples = SharedSlots(_PUSHED_SAMPLES)
+        """The inodes of pushed samples that wait for readers, who need no substitutes: the kernel has them, or soon."""
+        self.passing_samples = SharedSlots(_PASSING_SAMPLES)
+        """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
+        self.touches = Touches()
+        self.read_log = ReadLog(options.workers, options.mountpoint)
+        self.spare_nodes = SharedRows()
+        self.timeouts = RecentTimeouts()
+        self.supervisor_pid = os.getpid()
+        self._later_parts: set[Path] = set()
 
     @property
     def mounted_at_s(self) -> float:
@@ -396,56 +412,6 @@ class MountContext:
             except StoreError as exc:
                 log.warning("%s: the mount continues, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)
-
-
-def create_context(options: Options, opened: OpenedSource, missing: Collection[Path] = ()) -> MountContext:
-    """The context of a mount, whose cache locks but of `missing` are held; raises ConfigError, MountError."""
-    layout = CacheLayout(options.cache_dir.first)
-    others, gone = ([CacheLayout(path).content for path in paths] for paths in (options.cache_dir.others, missing))
-    disks = Disks(layout.content, others, gone)
-    partition = chosen_partition(options, layout.profile)
-    forms = Forms(
-        options.recipes, options.shown_form, partition.view_share, partial(_fingerprint, options), steady_clock.now()
-    )
-    # Later the processes would find it out one by one.
-    forms.fingerprint(forms.shown)
-    listener = open_run_directory(layout.run)
-    slow = SlowSettings.in_memory(**options.slow_settings())
-    members, shared_identity, asked_by_peers = None, identity_between_nodes(opened), SharedSlots(_ASKED_SAMPLES)
-    if options.peers:
-        members = Members(1 + options.workers, shared_identity, asked_by_peers)
-        # The addresses of a name are found by the manager: a name server may take its time.
-        if not live_name(options.peers):
-            members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
-    reader, writer = open_pipe()
-    memory = memory_bounds(options.memory_limit, options.workers)
-    return MountContext(
-        options=options,
-        layout=layout,
-        disks=disks,
-        source=_with_archives(RangeSource(_with_names(SlowSource(opened, slow), options)), options, layout.archives),
-        slow=slow,
-        identity=opened.identity,
-        shared_identity=shared_identity,
-        connect=opened.connect if isinstance(opened, ObjectSource) else lambda: None,
-        root_fd=opened.root_fd,
-        counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
-        forms=forms,
-        partition=partition,
-        event_reader=reader,
-        event_writer=writer,
-        control_listener=listener,
-        resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
-        names_asked=SharedSlots(options.workers),
-        notice=Notice(options.workers),
-        flights=Flights(options.workers),
-        memory=memory,
-        unstored=UnstoredBytes(memory.unstored),
-        lately=UnstoredBytes(memory.recent),
-        members=members,
-        asked_by_peers=asked_by_peers,
-        read_log=ReadLog(options.workers, options.mountpoint),
-    )
 
 
 def _limits(options: Options) -> SourceLimits:

@@ -37,8 +37,8 @@ from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import MANAGER_ROW, MountContext, NextPartition, Partition
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
-from spiderfs.daemon.control.channel import answer_questions
-from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
+from spiderfs.daemon.control.channel import Act, ControlTable, Render, answer_questions
+from spiderfs.daemon.control.commands import LiveOptions
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
@@ -252,7 +252,7 @@ class Manager:
         """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
         renders: dict[str, Render] = {
-            "stats.json": lambda: texts.stats_json(self.status()),
+            "stats.json": lambda: json.dumps(self.status(), indent=2).encode() + b"\n",
             "metrics": lambda: texts.metrics(self.status(), self._context.counters),
             "config": lambda: texts.config(self._options.current, self._table.last_refusal),
             "warm": lambda: self._warmer.status().line().encode(),
@@ -456,7 +456,7 @@ class Manager:
             await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
             started = steady_clock.now()
             try:
-                await self._training.scoring.save_in_thread()
+                await self._training.scoring.in_turn(self._training.scoring.save)
                 self._save()
                 self._cache.reconcile()
             except (SpiderfsError, OSError) as exc:

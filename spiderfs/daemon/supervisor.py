@@ -1,19 +1,17 @@
 """The supervisor mounts, forks workers and a manager, and replaces those that die. It does nothing else.
 
-The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If someone
-kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
-directory (`guard.py`), readers get ENOTCONN and the next mount cleans up.
+It holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If someone kills it, the
+kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache directory
+(`guard.py`), readers get ENOTCONN and the next mount cleans up. When a child ends, the supervisor acts so:
 
-The supervisor acts in this way when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again
     manager, anything else      start another one; reads go on meanwhile
-A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If someone deleted or
-moved the cache directory, the supervisor makes it again and starts all children again. If workers keep dying without
-having answered any request, the mount ends: readers get an error, and need not wait for ever (`restarts.py` has the
-rule). A child counts as ended when its first thread has ended: other threads may wait in the source for as long as the
-source hangs, and cannot be killed (`process_table.ended_status`).
+
+A crash may be a symptom of a damaged store (SIGBUS); then the store is walked first. A cache directory that was deleted
+or moved is made again. If workers keep dying without having answered any request, the mount ends (`restarts.py`). A
+child counts as ended when its first thread has ended: others may wait in a source that hangs, and cannot be killed.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ import trio
 
 from spiderfs.daemon import cache_directory
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.published_options import publish_options
@@ -48,7 +46,8 @@ from spiderfs.linux import mounts
 from spiderfs.linux.memory import allow_open_files
 from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import CacheDirectories, Options
+from spiderfs.options.model import Options
+from spiderfs.options.types import CacheDirectories
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.sources.open import open_source
 from spiderfs.store import environment
@@ -231,7 +230,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
     source = open_source(options.source, options.store_settings)
     cache_directory.bind_to_source(layout, source.identity)
     locks = cache_directory.lock_other_directories(others, options.mountpoint, source.identity)
-    context = create_context(options, source, [path for path in others if path not in locks])
+    context = MountContext(options, source, [path for path in others if path not in locks])
     if rebuilt := context.claim_store():
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")

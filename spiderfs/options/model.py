@@ -27,26 +27,12 @@ from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options import paths, types
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.types import AUTO, ONE_FORM, CacheDirectories
-from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
+from spiderfs.options.units import Capacity, format_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
-
-# Other rooms import all that concerns options from this module, wherever in this room it is defined.
-__all__ = [
-    "AUTO",
-    "ONE_FORM",
-    "CacheDirectories",
-    "Capacity",
-    "OptionRow",
-    "Options",
-    "check_change",
-    "default_rows",
-    "parse_duration",
-    "parse_size",
-]
 
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
@@ -84,12 +70,13 @@ class OptionRow(NamedTuple):
     group: str = ""
 
 
-def option(
-    description: str, example: object, *, live: bool = False, default_text: str = "", group: str = "", **field: Any
-) -> Any:
-    """One row of the table; `live`: can be changed while mounted. `default_text` says what a default depends on."""
+def option(example: object, *, live: bool = False, default_text: str = "", group: str = "", **field: Any) -> Any:
+    """One row of the table; `live`: can be changed while mounted. `default_text` says what a default depends on.
+
+    The docstring of the field is its meaning.
+    """
     extra: dict[str, Any] = {"live": live, "default_text": default_text, "group": group}
-    return Field(description=description, examples=[example], json_schema_extra=extra, **field)
+    return Field(examples=[example], json_schema_extra=extra, **field)
 
 
 # The groups of help texts, in their order, and what makes a row of each.
@@ -108,306 +95,169 @@ basic, shown, caching, remote, nodes, logs, research = (partial(option, group=gr
 class Options(BaseModel):
     """The values of all options of one mount."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
-    source: types.SourceName = option(
-        "the directory to show, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME@REVISION/PATH, or"
-        " https://HOST/MANIFEST",
-        "/nfs/imagenet",
-    )
-    mountpoint: types.AbsolutePath = option("where to show it", "/mnt/imagenet")
+    source: types.SourceName = option("/nfs/imagenet")
+    """the directory to show, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME@REVISION/PATH, or
+    https://HOST/MANIFEST"""
+    mountpoint: types.AbsolutePath = option("/mnt/imagenet")
+    """where to show it"""
     cache_dir: types.CachePlaces = basic(
-        "directory of the cache, on a local disk; one on each of several disks, with : between them (in TOML a list);"
-        " one mount at a time may use them",
-        "/scratch/spiderfs",
-        default_text="/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH",
+        "/scratch/spiderfs", default_text="/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH"
     )
+    """directory of the cache, on a local disk; one on each of several disks, with : between them (in TOML a list); one
+    mount at a time may use them"""
     # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
     # NFS takes minutes.
-    capacity: types.Budget = basic(
-        "how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
-        "20GiB",
-        default=Capacity(10 * 2**30, "bytes"),
-        live=True,
-    )
-    policy: types.Policy = caching(
-        "ranks the samples; spider follows the hook, and without a hook keeps the first ones",
-        "lru",
-        default="spider",
-        live=True,
-    )
-    ttl: types.Seconds = shown(
-        "how long a name and its attributes are trusted until the next lookup; with immutable, until unmount",
-        "5min",
-        default=3600.0,
-        live=True,
-    )
-    negative_ttl: types.Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
+    capacity: types.Budget = basic("20GiB", default=Capacity(10 * 2**30, "bytes"), live=True)
+    """how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)"""
+    policy: types.Policy = caching("lru", default="spider", live=True)
+    """ranks the samples; spider follows the hook, and without a hook keeps the first ones"""
+    ttl: types.Seconds = shown("5min", default=3600.0, live=True)
+    """how long a name and its attributes are trusted until the next lookup; with immutable, until unmount"""
+    negative_ttl: types.Seconds = shown("2s", default=2.0, live=True)
+    """how long a name is trusted not to exist"""
     dir_ttl: types.Seconds = shown(
-        "how long a directory's listing is trusted before opendir compares its mtime; 0s lists again each time",
-        "1s",
-        default=1.0,
-        live=True,
-        default_text="1s; 1h for an object store, whose directories have no mtime",
+        "1s", default=1.0, live=True, default_text="1s; 1h for an object store, whose directories have no mtime"
     )
-    sample_max_bytes: Annotated[types.SizeBytes, Field(gt=0)] = caching(
-        "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
-        "8MiB",
-        default=8 * 2**20,
-    )
-    large_share: types.Share = caching(
-        "share of the capacity that the blocks of large files may take", 0.5, default=0.5
-    )
-    partials_share: types.Number = caching(
-        "share of the capacity for partly augmented samples (trainer_hook.refurbish)",
-        0.5,
-        default=0.5,
-        ge=0,
-        le=MOST_AUGMENTED,
-    )
-    binding: Literal["kernel", "pyfuse3"] = research(
-        "FUSE implementation: kernel (spiderfs itself) or pyfuse3 (see docs/reference/bindings.md)",
-        "pyfuse3",
-        default="kernel",
-    )
-    immutable: types.Switch = basic(
-        "files at the source do not change while mounted: names are trusted until unmount, whatever ttl is, and the"
-        " kernel opens files by itself",
-        "on",
-        default=False,
-        default_text="off; on for hf://, which shows one commit",
-    )
+    """how long a directory's listing is trusted before opendir compares its mtime; 0s lists again each time"""
+    sample_max_bytes: Annotated[types.SizeBytes, Field(gt=0)] = caching("8MiB", default=8 * 2**20)
+    """files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB"""
+    large_share: types.Share = caching(0.5, default=0.5)
+    """share of the capacity that the blocks of large files may take"""
+    partials_share: types.Number = caching(0.5, default=0.5, ge=0, le=MOST_AUGMENTED)
+    """share of the capacity for partly augmented samples (trainer_hook.refurbish)"""
+    binding: Literal["kernel", "pyfuse3"] = research("pyfuse3", default="kernel")
+    """FUSE implementation: kernel (spiderfs itself) or pyfuse3 (see docs/reference/bindings.md)"""
+    immutable: types.Switch = basic("on", default=False, default_text="off; on for hf://, which shows one commit")
+    """files at the source do not change while mounted: names are trusted until unmount, whatever ttl is, and the kernel
+    opens files by itself"""
     workers: int = caching(
-        "number of processes that answer the kernel",
         2,
         default_factory=default_workers,
         ge=1,
         le=64,
         default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = caching("concurrent requests of each worker to the source", 64, default=64, ge=1, le=1024)
-    read_ahead: int = caching(
-        "blocks of 1 MiB prefetched for a sequential reader of a large file; up to 56 while it waits",
-        8,
-        default=8,
-        ge=0,
-        le=1024,
-    )
-    memory_limit: types.OptionalSize = caching(
-        "memory of all processes of the mount together; none: a limit for each kind of bytes in flight",
-        "1GiB",
-        default=None,
-    )
-    substitute: Literal["off", "trainer", "all"] = caching(
-        "readers that may get a substitute, a cached sample of the same label, for an uncached one",
-        "off",
-        default="trainer",
-    )
-    substitute_when: Literal["late", "miss"] = caching(
-        "late: substitutes for samples that are neither cached nor being fetched; miss: for all uncached ones",
-        "miss",
-        default="late",
-        live=True,
-    )
-    plan: types.Switch = basic(
-        "follow published plans: evict the sample with the latest next use, and prefetch",
-        "off",
-        default=True,
-        live=True,
-    )
-    background_bandwidth: types.BytesPerSecond = caching(
-        "bytes per second for prefetches and 'spiderfs warm', except for files that a reader waits for",
-        "100MB",
-        default=0,
-        live=True,
-    )
-    packages: Literal["off", "source"] = research(
-        "write missed samples into packages at the source, for policy=impact", "source", default="off"
-    )
-    names: types.OptionalPath = shown(
-        "file of names, sizes and times or ETags, in place of listing the source: a manifest, or the output of 'aws s3"
-        " ls --recursive', 'rclone lsjson -R' or S3 Inventory (CSV)",
-        "/scratch/imagenet.tsv",
-        default=None,
-    )
-    archives: types.Archives = shown(
-        "archives that are shown as directories: tar, zip or tar+zip; with +nested also those in archives",
-        "tar",
-        default="",
-    )
-    views: types.Views = shown(
-        "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in TOML a table [views.NAME] each",
-        "small:jpeg:192:85",
-        default={},
-        default_text="none",
-    )
+    """number of processes that answer the kernel"""
+    fetches: int = caching(64, default=64, ge=1, le=1024)
+    """concurrent requests of each worker to the source"""
+    read_ahead: int = caching(8, default=8, ge=0, le=1024)
+    """blocks of 1 MiB prefetched for a sequential reader of a large file; up to 56 while it waits"""
+    memory_limit: types.OptionalSize = caching("1GiB", default=None)
+    """memory of all processes of the mount together; none: a limit for each kind of bytes in flight"""
+    substitute: Literal["off", "trainer", "all"] = caching("off", default="trainer")
+    """readers that may get a substitute, a cached sample of the same label, for an uncached one"""
+    substitute_when: Literal["late", "miss"] = caching("miss", default="late", live=True)
+    """late: substitutes for samples that are neither cached nor being fetched; miss: for all uncached ones"""
+    plan: types.Switch = basic("off", default=True, live=True)
+    """follow published plans: evict the sample with the latest next use, and prefetch"""
+    background_bandwidth: types.BytesPerSecond = caching("100MB", default=0, live=True)
+    """bytes per second for prefetches and 'spiderfs warm', except for files that a reader waits for"""
+    packages: Literal["off", "source"] = research("source", default="off")
+    """write missed samples into packages at the source, for policy=impact"""
+    names: types.OptionalPath = shown("/scratch/imagenet.tsv", default=None)
+    """file of names, sizes and times or ETags, in place of listing the source: a manifest, or the output of 'aws s3 ls
+    --recursive', 'rclone lsjson -R' or S3 Inventory (CSV)"""
+    archives: types.Archives = shown("tar", default="")
+    """archives that are shown as directories: tar, zip or tar+zip; with +nested also those in archives"""
+    views: types.Views = shown("small:jpeg:192:85", default={}, default_text="none")
+    """recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in TOML a table [views.NAME] each"""
     view: str = shown(
-        f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
         "jpeg256",
         default=NO_VIEW,
+        description=f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
     )
-    forms: types.Forms = caching(
-        "percents of the capacity for originals, views and partly augmented samples; auto: as 'spiderfs profile' found",
-        "50-30-20",
-        default=ONE_FORM,
-    )
+    forms: types.Forms = caching("50-30-20", default=ONE_FORM)
+    """percents of the capacity for originals, views and partly augmented samples; auto: as 'spiderfs profile' found"""
+    # They run at the lowest priority.
     view_workers: int = shown(
-        "processes that make views, for each worker and for prefetches",
         2,
-        # They run at the lowest priority.
         default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2),
         ge=1,
         le=256,
         default_text="half of the cores",
     )
-    view_megapixels: types.Number = shown(
-        "images with more million pixels are shown unchanged", 50, default=50.0, gt=0, le=1000
-    )
-    ratio_start: types.Share = research(
-        "share of the cache for important samples at first; hubs and their substitutes have the rest",
-        0.9,
-        default=0.9,
-        live=True,
-    )
-    ratio_end: types.Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
-    ratio_epochs: int = research(
-        "epochs over which the share falls to ratio_end: about the number of the training run",
-        90,
-        default=100,
-        ge=1,
-        live=True,
-    )
-    hub_substitutions: types.SubstitutionLimit = research(
-        "how often a hub may be the substitute in an epoch of a training run; unlimited as in SpiderCache's paper",
-        "unlimited",
-        default=8,
-        live=True,
-    )
-    hub_neighbours: types.Neighbours = research(
-        "how many samples, its nearest ones, a hub may substitute for; unlimited as in SpiderCache's paper",
-        "unlimited",
-        default=64,
-        live=True,
-    )
-    neighbours: int = research(
-        "number of nearest neighbours of a sample that count; 500 as in SpiderCache's paper",
-        200,
-        default=500,
-        ge=1,
-        le=1000,
-    )
-    embeddings: Literal["unit", "raw"] = research(
-        "embeddings for the scorer: scaled to length 1, or raw ones, which need `HookOptions(embeddings='raw')` too",
-        "raw",
-        default="unit",
-    )
-    radius: types.Radius = research(
-        "distance below which two samples are neighbours (0 to 2 for unit embeddings); class: by `radius_share`;"
-        " nearest: each epoch the median of the nearest of a label",
-        0.5,
-        default="nearest",
-    )
-    radius_share: types.Number = research(
-        "with `radius=class`: the share of the pairs of samples of one class that are neighbours",
-        0.05,
-        default=0.01,
-        gt=0,
-        lt=1,
-    )
-    index: types.Index = research(
-        "search for neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely ones;"
-        " auto is exact up to 50,000 samples, and cells above",
-        "hnsw",
-        default="auto",
-    )
-    uid: types.Owner = shown("owner shown for every file", 1000, default=None)
-    gid: types.Owner = shown("group shown for every file", 1000, default=None)
-    file_mode: types.Mode = shown("permissions shown for every file, octal", "0444", default=None)
-    dir_mode: types.Mode = shown("permissions shown for every directory, octal", "0555", default=None)
-    allow_other: types.Switch = basic("let other users read the mount too", "on", default=False)
-    exec: types.Switch = shown(
-        "let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = logs(
-        "the least serious messages that are logged", "info", default="info"
-    )
-    log_file: types.OptionalPath = logs(
-        "file to log to instead of the system's log; at 10 MiB it is renamed to FILE.1",
-        "/var/log/spiderfs.log",
-        default=None,
-    )
-    trace: types.OptionalPath = logs(
-        "record every access in this file, for 'spiderfs simulate'; later mounts with the same options append",
-        "/tmp/epoch.trace",
-        default=None,
-    )
-    trace_embeddings: types.Switch = research(
-        "trace embeddings too, for 'spiderfs simulate --radius': about 140 bytes a sample and epoch",
-        "off",
-        default=True,
-    )
-    access_log: types.Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
-    source_latency_ms: types.Number = research(
-        "for experiments: milliseconds that every request to the source takes longer",
-        5,
-        default=0.0,
-        ge=0,
-        le=3_600_000,
-        live=True,
-    )
-    source_bandwidth: types.BytesPerSecond = remote(
-        "bytes per second from the source; requests that wait longer than source.timeout_s for their turn fail",
-        "100MB",
-        default=0,
-        live=True,
-    )
-    source_timeout_s: types.Number = remote(
-        "time limit of a request to the source, in seconds", 30, default=30.0, gt=0, le=86_400
-    )
-    source_attempts: int = remote("attempts of a request before a reader gets an error", 4, default=4, ge=1, le=100)
+    """processes that make views, for each worker and for prefetches"""
+    view_megapixels: types.Number = shown(50, default=50.0, gt=0, le=1000)
+    """images with more million pixels are shown unchanged"""
+    ratio_start: types.Share = research(0.9, default=0.9, live=True)
+    """share of the cache for important samples at first; hubs and their substitutes have the rest"""
+    ratio_end: types.Share = research(0.8, default=0.8, live=True)
+    """the same share after `ratio_epochs` epochs"""
+    ratio_epochs: int = research(90, default=100, ge=1, live=True)
+    """epochs over which the share falls to ratio_end: about the number of the training run"""
+    hub_substitutions: types.SubstitutionLimit = research("unlimited", default=8, live=True)
+    """how often a hub may be the substitute in an epoch of a training run; unlimited as in SpiderCache's paper"""
+    hub_neighbours: types.Neighbours = research("unlimited", default=64, live=True)
+    """how many samples, its nearest ones, a hub may substitute for; unlimited as in SpiderCache's paper"""
+    neighbours: int = research(200, default=500, ge=1, le=1000)
+    """number of nearest neighbours of a sample that count; 500 as in SpiderCache's paper"""
+    embeddings: Literal["unit", "raw"] = research("raw", default="unit")
+    """embeddings for the scorer: scaled to length 1, or raw ones, which need `HookOptions(embeddings='raw')` too"""
+    radius: types.Radius = research(0.5, default="nearest")
+    """distance below which two samples are neighbours (0 to 2 for unit embeddings); class: by `radius_share`; nearest:
+    each epoch the median of the nearest of a label"""
+    radius_share: types.Number = research(0.05, default=0.01, gt=0, lt=1)
+    """with `radius=class`: the share of the pairs of samples of one class that are neighbours"""
+    index: types.Index = research("hnsw", default="auto")
+    """search for neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely ones; auto
+    is exact up to 50,000 samples, and cells above"""
+    uid: types.Owner = shown(1000, default=None)
+    """owner shown for every file"""
+    gid: types.Owner = shown(1000, default=None)
+    """group shown for every file"""
+    file_mode: types.Mode = shown("0444", default=None)
+    """permissions shown for every file, octal"""
+    dir_mode: types.Mode = shown("0555", default=None)
+    """permissions shown for every directory, octal"""
+    allow_other: types.Switch = basic("on", default=False)
+    """let other users read the mount too"""
+    exec: types.Switch = shown("off", default=True)
+    """let programs in the mount be run; `noexec` is the same as exec=off"""
+    log_level: Literal["debug", "info", "warning", "error"] = logs("info", default="info")
+    """the least serious messages that are logged"""
+    log_file: types.OptionalPath = logs("/var/log/spiderfs.log", default=None)
+    """file to log to instead of the system's log; at 10 MiB it is renamed to FILE.1"""
+    trace: types.OptionalPath = logs("/tmp/epoch.trace", default=None)
+    """record every access in this file, for 'spiderfs simulate'; later mounts with the same options append"""
+    trace_embeddings: types.Switch = research("off", default=True)
+    """trace embeddings too, for 'spiderfs simulate --radius': about 140 bytes a sample and epoch"""
+    access_log: types.Switch = logs("off", default=True)
+    """list recent accesses in .spiderfs/log"""
+    source_latency_ms: types.Number = research(5, default=0.0, ge=0, le=3_600_000, live=True)
+    """for experiments: milliseconds that every request to the source takes longer"""
+    source_bandwidth: types.BytesPerSecond = remote("100MB", default=0, live=True)
+    """bytes per second from the source; requests that wait longer than source.timeout_s for their turn fail"""
+    source_timeout_s: types.Number = remote(30, default=30.0, gt=0, le=86_400)
+    """time limit of a request to the source, in seconds"""
+    source_attempts: int = remote(4, default=4, ge=1, le=100)
+    """attempts of a request before a reader gets an error"""
 
-    peers: types.Peers = nodes(
-        "nodes that share caches, with this one: URLs of web servers over their mounts, joined by + (URL*WEIGHT by"
-        " capacity), one URL for all addresses of its host, or cluster/NAME for nodes registered in `cluster`; or"
-        " Redis servers that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
-        "http://n1:8443+http://n2:8443",
-        default={},
-        default_text="none",
-        live=True,
-    )
-    peer_self: types.Endpoint = nodes(
-        "this node in `peers`; none: found by the addresses of this machine, or http://HOSTNAME:8443 with"
-        " peers=cluster/NAME",
-        "http://n1:8443",
-        default="",
-    )
-    peer_timeout: types.Seconds = nodes(
-        "time limit of a request to another node, before the source is read; longer while the source is slower",
-        "200ms",
-        default=0.2,
-        gt=0,
-        le=60,
-    )
-    cluster: types.StreamServer = nodes(
-        "Redis or Valkey server (rediss:// with TLS) by which nodes share scores and plans; password in REDISCLI_AUTH",
-        "redis://user@n1:6379",
-        default="",
-    )
+    peers: types.Peers = nodes("http://n1:8443+http://n2:8443", default={}, default_text="none", live=True)
+    """nodes that share caches, with this one: URLs of web servers over their mounts, joined by + (URL*WEIGHT by
+    capacity), one URL for all addresses of its host, or cluster/NAME for nodes registered in `cluster`; or Redis
+    servers that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)"""
+    peer_self: types.Endpoint = nodes("http://n1:8443", default="")
+    """this node in `peers`; none: found by the addresses of this machine, or http://HOSTNAME:8443 with
+    peers=cluster/NAME"""
+    peer_timeout: types.Seconds = nodes("200ms", default=0.2, gt=0, le=60)
+    """time limit of a request to another node, before the source is read; longer while the source is slower"""
+    cluster: types.StreamServer = nodes("redis://user@n1:6379", default="")
+    """Redis or Valkey server (rediss:// with TLS) by which nodes share scores and plans; password in REDISCLI_AUTH"""
 
-    source_endpoint: types.Endpoint = remote(
-        "URL of a store other than Amazon's, or of another hub; none: from the store's own variables and files",
-        "https://minio.example.org:9000",
-        default="",
-    )
-    source_region: types.Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
-    source_profile: types.Word = remote(
-        "profile of ~/.aws/config for credentials; none: the default ones", "training", default=""
-    )
-    source_anonymous: types.Switch = remote("use no credentials, for public buckets", "on", default=False)
-    source_requester_pays: types.Switch = remote("pay for reads, in buckets that require it", "on", default=False)
-    source_addressing: Literal["auto", "path", "virtual"] = remote(
-        "place of the bucket's name in requests: the path, or (virtual) the host", "path", default="auto"
-    )
+    source_endpoint: types.Endpoint = remote("https://minio.example.org:9000", default="")
+    """URL of a store other than Amazon's, or of another hub; none: from the store's own variables and files"""
+    source_region: types.Word = remote("eu-central-1", default="")
+    """region of the bucket; none: looked up at Amazon"""
+    source_profile: types.Word = remote("training", default="")
+    """profile of ~/.aws/config for credentials; none: the default ones"""
+    source_anonymous: types.Switch = remote("on", default=False)
+    """use no credentials, for public buckets"""
+    source_requester_pays: types.Switch = remote("on", default=False)
+    """pay for reads, in buckets that require it"""
+    source_addressing: Literal["auto", "path", "virtual"] = remote("path", default="auto")
+    """place of the bucket's name in requests: the path, or (virtual) the host"""
 
     @model_validator(mode="before")
     @classmethod
@@ -592,7 +442,13 @@ class Options(BaseModel):
     def as_table(self) -> list[OptionRow]:
         written = self.model_dump()
         return [
-            OptionRow(option_name(name), str(written[name]), _is_live(row), row.description or "", _extra(row)["group"])
+            OptionRow(
+                option_name(name),
+                str(written[name]),
+                _is_live(row),
+                _one_line(row.description or ""),
+                _extra(row)["group"],
+            )
             for name, row in Options.model_fields.items()
         ]
 

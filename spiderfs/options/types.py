@@ -84,10 +84,6 @@ def _cache_directories(value: object) -> CacheDirectories:
     return CacheDirectories(paths[0], tuple(paths[1:]))
 
 
-def _source(value: object) -> object:
-    return value if isinstance(value, str) and is_url(value) else _absolute(value)
-
-
 def _archives(value: str) -> str:
     words = [] if value in ("", "none") else value.split("+")
     if not set(words) <= {*ARCHIVES, NESTED} or words == [NESTED]:
@@ -219,7 +215,11 @@ _written_or_none = PlainSerializer(lambda value: value or "none")
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
 CachePlaces = Annotated[CacheDirectories, PlainValidator(_cache_directories), PlainSerializer(str)]
 # A directory is a Path, an object store the str of its URL.
-SourceName = Annotated[Path | str, BeforeValidator(_source), PlainSerializer(str)]
+SourceName = Annotated[
+    Path | str,
+    BeforeValidator(lambda value: value if isinstance(value, str) and is_url(value) else _absolute(value)),
+    PlainSerializer(str),
+]
 OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]
 Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
 SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]

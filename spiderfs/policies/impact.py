@@ -1,36 +1,18 @@
-"""Keep samples of high loss, and let other samples substitute for those of low loss (ImPACT, sections III-C and III-D).
+"""Keep samples of high loss, and let others substitute for those of low loss (ImPACT, sections III-C and III-D).
 
-The half of a job dataset's scored samples with the higher losses are its **H-samples** (`impact.py`); they are chosen
-again at the start of each of its epochs, and some times in between. A sample that is on the H-list of any job dataset
-is an H-sample of the cache, with the worth that it had when the last list was made; all others are L-samples. H-samples
-that are cached are the H-part of the members, and L-samples that are cached are the L-part.
+The half of a job dataset's scored samples with the higher losses is its H-list. A sample on the H-list of any job
+dataset is an **H-sample** of the cache, with the worth that it had when the last list was made; all others are
+**L-samples**. The cached ones are the H-part and the L-part of the members, which share the room by how often each is
+read.
 
 - An H-sample enters if there is room, or evicts a member of lower worth.
-- An L-sample enters if it can evict an L-member that is used up: all job datasets that read it have read it in this
-  epoch.
-- A reader that asks for an L-sample of its job dataset that is not cached gets a substitute: a member of the same label
-  that is an L-sample of this job dataset too, and that no reader of this job dataset got in this epoch. Each member
-  is the substitute once for each job dataset. If no such member is left, the reader gets the sample itself.
-- Whoever can bring many L-samples at a time restocks the L-part with samples that were not yet read
-  (`core/policy.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
-- A sample that no batch has named, such as a sample of a validation set, gets no substitute and is not remembered so.
+- An L-sample enters if it can evict an L-member that is used up: all job datasets that read it did so in this epoch.
+- A reader that asks for an uncached L-sample of its job dataset gets a substitute: a member of the same label, an
+  L-sample of this job dataset too, that no reader of this job dataset got in this epoch under whatever name.
 
-The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. A part that holds less than
-its share takes room from the other one. A read counts for the job dataset of its reader (`read_by`, `substituted`), and
-a read of anybody else for all job datasets.
-
-Before there are H-samples nothing is evicted. So on a mount without a trainer this policy acts as MinIO does, and while
-the only job dataset warms up as well: it has no H-list, as in the paper. If others have one, samples that are read for
-a job dataset that warms up evict nothing.
-
-When there are new H-samples, members pass from the old parts to the new ones, a few at each event, so that no event
-takes long. A member is a victim in the order of the part that it is in (the paper's shadow heap).
-
-Samples that a trainer pins (the paper's S, which it evaluates before each epoch) are in a section of their own and in
-no part. They are no victims of other samples, substitute for no sample, and no sample substitutes for them.
-
-An L-sample of one job dataset may be an H-sample of another. A member can substitute for a job dataset if it is one of
-its L-samples, and if no reader of this job dataset got it in this epoch, under whatever name.
+Before there are H-samples nothing is evicted, as in MinIO; so it is while the only job dataset warms up. Members pass
+from old parts to new ones a few at each event, as victims in the order of the part that they are in (the paper's shadow
+heap). Pinned samples (the paper's S) are in a section of their own: no victims, and in no substitution.
 """
 
 from __future__ import annotations
@@ -68,27 +50,15 @@ class SingleUseSubstitutes:
     """The members that may substitute for one job dataset, each once, and the samples that they are offered to (the
     L-cache).
 
-    A redirect is read from a table when a name is looked up, and the table is written before that. So it is decided
-    beforehand for which samples a member would be the substitute: a few samples that are not cached and that no reader
-    has asked for in this epoch. The first of these samples that a reader asks for uses the member up. Each of the
-    others then gets another substitute, or is read itself.
-
-    A member is in one of three states until it is used:
-    - waiting: it has not been offered yet;
-    - offered: there are redirects from some samples to it;
-    - idle: when it was to be offered, no sample of its label needed a substitute.
-
-    `drain_changes` names the redirects that have to be published.
-
-    `needs(key)` says whether a sample needs a substitute.
+    A redirect is read from a table that is written before. So it is decided beforehand for which samples a member would
+    be the substitute: a few that are uncached and that no reader has asked for in this epoch. The first of these that a
+    reader asks for uses the member up; the others then get another substitute, or are read themselves. Until it is used
+    a member waits to be offered, is **offered** (there are redirects from some samples to it), or is **idle**: when it
+    was to be offered, no sample of its label needed a substitute (`needs`).
     """
 
-    def __init__(
-        self, needs: Callable[[Key], bool], samples_each: int = SAMPLES_EACH, max_offered: int = MAX_OFFERED
-    ) -> None:
+    def __init__(self, needs: Callable[[Key], bool]) -> None:
         self._needs = needs
-        self._samples_each = samples_each
-        self._max_offered = max_offered
         self._labels: Mapping[Key, int] = {}
         # For each label: its samples, and the index at which the next search for one in need begins.
         self._alike: dict[int, list[Key]] = {}
@@ -173,7 +143,7 @@ class SingleUseSubstitutes:
 
     def _offer(self) -> None:
         """Offer members that wait, in the order in which they came, until MAX_OFFERED are offered."""
-        while self._waiting and len(self._offered) < self._max_offered:
+        while self._waiting and len(self._offered) < MAX_OFFERED:
             key, _ = self._waiting.popitem(last=False)
             label = self._labels.get(key)
             rows = [] if label is None else self._in_need(label)
@@ -186,14 +156,14 @@ class SingleUseSubstitutes:
                 self._changes[wanted] = key
 
     def _in_need(self, label: int) -> list[Key]:
-        """Up to `samples_each` samples of a label that need a substitute and have none."""
+        """Up to SAMPLES_EACH samples of a label that need a substitute and have none."""
         alike, found = self._alike[label], []
         begin = self._next.get(label, 0)
         for step in range(min(_LOOKED_AT, len(alike))):
             key = alike[(begin + step) % len(alike)]
             if key not in self._substitute_of and self._needs(key):
                 found.append(key)
-                if len(found) == self._samples_each:
+                if len(found) == SAMPLES_EACH:
                     break
         self._next[label] = (begin + step + 1) % len(alike)
         return found

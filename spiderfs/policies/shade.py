@@ -33,17 +33,9 @@ class Shade(Policy):
     scoring = "rank"
     guided = True
 
-    def __init__(self, max_ghosts: int = MAX_GHOSTS) -> None:
-        if max_ghosts < 1:
-            raise ValueError("max_ghosts must be at least 1")
-        self._max_ghosts = max_ghosts
+    def __init__(self) -> None:
         self._ghosts: dict[Key, float] = {}
         self._members: Heap[Key] = Heap()
-
-    @property
-    def ghosts(self) -> int:
-        """The number of samples whose scores are known, members included."""
-        return len(self._ghosts)
 
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
@@ -51,8 +43,8 @@ class Shade(Policy):
         self._ghosts[key] = score
         if key in self._members:
             self._members.set(key, score)
-        if len(self._ghosts) > self._max_ghosts:
-            kept = self._highest(self._max_ghosts - int(self._max_ghosts * DROPPED_SHARE))
+        if len(self._ghosts) > MAX_GHOSTS:
+            kept = self._highest(MAX_GHOSTS - int(MAX_GHOSTS * DROPPED_SHARE))
             self._ghosts = {ghost: self._ghosts[ghost] for ghost in kept}
 
     def forget_job_dataset(self, job_dataset_id: str, keys: Iterable[Key]) -> None:

@@ -2,20 +2,16 @@
 
 The policy has two sections, which share no bytes. A missed sample enters "importance" if there is room, or if its score
 is above the lowest score there. A sample of unknown score enters only if there is room, so without a trainer this
-policy acts as MinIO does. The hub of each batch enters "homophily", first in, first out. That section never holds more
-than 1 - ratio of the policy's share. The importance section may use what homophily does not hold, and gives it back to
-new hubs.
-
-A hub whose sample is not cached waits until a reader opens the sample; a few samples wait at a time.
+policy acts as MinIO does. The hub of each batch enters "homophily", which never holds more than 1 - ratio of the
+policy's share. The importance section may use what homophily does not hold, and gives it back to new hubs. A hub whose
+sample is not cached waits until a reader opens the sample; a few samples wait at a time.
 
 Hubs, substitutes and their limits belong to a job dataset (`core/policy.py`); the importance section ranks by the worth
-of a sample to all job datasets.
-
-Hubs leave first in, first out, together with their neighbours, so that the substitutes change over time. A
-hub is a substitute only a limited number of times per epoch, because a training that gets the same sample again and
-again under many names loses accuracy. After that the next nearest hub is the substitute; if there is none, the reader
-gets the sample itself. SpiderCache has neither this limit nor one on neighbours: None means that there is none. One
-sample may be a hub of several job datasets, and leaves as the hub of all of them.
+of a sample to all job datasets. Hubs leave first in, first out, together with their neighbours, so that the substitutes
+change over time. A hub is a substitute only a limited number of times per epoch, because a training that gets the same
+sample again and again under many names loses accuracy. After that the next nearest hub is the substitute; if there is
+none, the reader gets the sample itself. SpiderCache has neither this limit nor one on neighbours: None means that there
+is none. One sample may be a hub of several job datasets, and leaves as the hub of all of them.
 """
 
 from __future__ import annotations

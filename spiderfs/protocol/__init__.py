@@ -21,7 +21,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -76,9 +76,9 @@ Float16Rows = Annotated[Array, Field("<f2", 2)]
 Float32s = Annotated[Array, Field("<f4", 1)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass_transform(frozen_default=True, eq_default=False)
 class Message:
-    """The base of all messages, each of which names its `kind`, the "type" of its header.
+    """The base of all messages, frozen dataclasses, each of which names its `kind`, the "type" of its header.
 
     `SCALARS` and `ARRAYS` are the types of the fields in a frame, by the annotations.
     """
@@ -102,6 +102,7 @@ class Message:
             else:
                 scalars[name] = hint
         cls.SCALARS, cls.ARRAYS = scalars, arrays
+        dataclass(frozen=True, eq=False)(cls)
 
     def check(self, limits: Limits) -> None:
         """Raise ProtocolError unless the fields agree with each other and with the limits."""
@@ -123,7 +124,6 @@ def _is_job(text: str) -> bool:
 # -- from the trainer
 
 
-@dataclass(frozen=True, eq=False)
 class Hello(Message, kind="hello"):
     """Open the connection of one process of a training run.
 
@@ -155,7 +155,6 @@ class Hello(Message, kind="hello"):
         demand(self.epochs is None or self.epochs > 0, "epochs 0: give 1 or more")
 
 
-@dataclass(frozen=True, eq=False)
 class Samples(Message, kind="samples"):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
@@ -189,7 +188,6 @@ class Samples(Message, kind="samples"):
         return self.paths.tobytes().split(b"\0")[:-1]
 
 
-@dataclass(frozen=True, eq=False)
 class Batch(Message, kind="batch"):
     """Embeddings and losses that the model computed: one row for each index.
 
@@ -216,7 +214,6 @@ class Batch(Message, kind="batch"):
         demand(self.losses is None or bool(np.isfinite(self.losses).all()), "a loss is not finite")
 
 
-@dataclass(frozen=True, eq=False)
 class EpochEnd(Message, kind="epoch_end"):
     """End an epoch; `accuracy` is between 0 and 1.
 
@@ -232,7 +229,6 @@ class EpochEnd(Message, kind="epoch_end"):
         demand(good, f"accuracy {self.accuracy}: give a share between 0 and 1")
 
 
-@dataclass(frozen=True, eq=False)
 class Plan(Message, kind="plan"):
     """Publish the samples that this process will read in an epoch, in order.
 
@@ -251,7 +247,6 @@ class Plan(Message, kind="plan"):
         demand(self.position <= len(self.order), f"position {self.position} in a plan of {len(self.order)}")
 
 
-@dataclass(frozen=True, eq=False)
 class Progress(Message, kind="progress"):
     """Report how far the loader and the loop are in the current plan.
 
@@ -267,7 +262,6 @@ class Progress(Message, kind="progress"):
         demand(self.taken <= self.dispatched, f"{self.taken} samples taken of {self.dispatched} dispatched")
 
 
-@dataclass(frozen=True, eq=False)
 class Exchange(Message, kind="exchange"):
     """Ask which samples to take in place of `wanted`, the next ones of the plan.
 
@@ -291,7 +285,6 @@ class Exchange(Message, kind="exchange"):
         demand(len(self.dispatched) <= self.position, f"{len(self.dispatched)} samples of {self.position} dispatched")
 
 
-@dataclass(frozen=True, eq=False)
 class ScoresRequest(Message, kind="scores_request"):
     """Ask for the scores of a list."""
 
@@ -299,7 +292,6 @@ class ScoresRequest(Message, kind="scores_request"):
     request: int
 
 
-@dataclass(frozen=True, eq=False)
 class CachedRequest(Message, kind="cached_request"):
     """Ask which samples of a list are cached."""
 
@@ -307,7 +299,6 @@ class CachedRequest(Message, kind="cached_request"):
     request: int
 
 
-@dataclass(frozen=True, eq=False)
 class Pin(Message, kind="pin"):
     """Pin these samples in place of those that this process pinned before.
 
@@ -322,7 +313,6 @@ class Pin(Message, kind="pin"):
         demand(len(self.indices) <= limits.samples, f"{len(self.indices)} samples pinned", "too-large")
 
 
-@dataclass(frozen=True, eq=False)
 class WarmUp(Message, kind="warm_up"):
     """Begin or end a warm-up, in which the reads of this run evict nothing."""
 
@@ -330,7 +320,6 @@ class WarmUp(Message, kind="warm_up"):
     active: bool
 
 
-@dataclass(frozen=True, eq=False)
 class PartialSamples(Message, kind="partials"):
     """Open the connection of a loader process that caches partly augmented samples.
 
@@ -353,7 +342,6 @@ class PartialSamples(Message, kind="partials"):
         demand(self.samples is None or 0 < self.samples <= limits.samples, f"{self.samples} samples", "too-large")
 
 
-@dataclass(frozen=True, eq=False)
 class Keep(Message, kind="keep"):
     """Keep a partial sample: `bytes` bytes of the memory file whose descriptor comes with this message.
 
@@ -368,7 +356,6 @@ class Keep(Message, kind="keep"):
         demand(1 <= len(self.inodes) <= 2, f"{len(self.inodes)} inodes: 1 or 2")
 
 
-@dataclass(frozen=True, eq=False)
 class Turn(Message, kind="turn"):
     """Ask which generations of these partial samples to use next.
 
@@ -383,7 +370,6 @@ class Turn(Message, kind="turn"):
         demand(len(self.indices) <= limits.batch, f"{len(self.indices)} samples: at most {limits.batch}", "too-large")
 
 
-@dataclass(frozen=True, eq=False)
 class Goodbye(Message, kind="goodbye"):
     """End the connection."""
 
@@ -391,14 +377,12 @@ class Goodbye(Message, kind="goodbye"):
 # -- answers
 
 
-@dataclass(frozen=True, eq=False)
 class Ok(Message, kind="ok"):
     """Confirm `hello`, the last chunk of `samples`, `keep` or `goodbye`; `answers` is its type."""
 
     answers: str
 
 
-@dataclass(frozen=True, eq=False)
 class Error(Message, kind="error"):
     """Refuse a message: `code` for programs, `text` for people."""
 
@@ -406,14 +390,12 @@ class Error(Message, kind="error"):
     text: str
 
 
-@dataclass(frozen=True, eq=False)
 class Warn(Message, kind="warning"):
     """Confirm a message of which only a part could be used."""
 
     text: str
 
 
-@dataclass(frozen=True, eq=False)
 class Scores(Message, kind="scores"):
     """One finite score of 0 or more for each sample of the list; empty while there are none.
 
@@ -430,7 +412,6 @@ class Scores(Message, kind="scores"):
         demand(bool((np.isfinite(self.scores) & (self.scores >= 0)).all()), "a score is negative or not finite")
 
 
-@dataclass(frozen=True, eq=False)
 class Cached(Message, kind="cached"):
     """One bit for each sample of the list, 1 if cached, lowest bit first; `count` bits."""
 
@@ -447,7 +428,6 @@ class Cached(Message, kind="cached"):
         return np.unpackbits(self.bitmap, count=self.count, bitorder="little").astype(bool)
 
 
-@dataclass(frozen=True, eq=False)
 class Pinned(Message, kind="pinned"):
     """Answer `pin`: `count` samples are pinned; those not cached yet stay once read."""
 
@@ -456,7 +436,6 @@ class Pinned(Message, kind="pinned"):
     count: int
 
 
-@dataclass(frozen=True, eq=False)
 class Given(Message, kind="given"):
     """Answer `exchange`: one sample for each in `wanted`; empty: keep the plan."""
 
@@ -465,7 +444,6 @@ class Given(Message, kind="given"):
     indices: Uint32s
 
 
-@dataclass(frozen=True, eq=False)
 class Room(Message, kind="room"):
     """Answer `partials`: the bytes that may be kept, and the most of one sample."""
 
@@ -473,7 +451,6 @@ class Room(Message, kind="room"):
     most_bytes: int
 
 
-@dataclass(frozen=True, eq=False)
 class Turns(Message, kind="turns"):
     """Answer `turn`: the generation of each sample, and the one that it replaces (0: none)."""
 

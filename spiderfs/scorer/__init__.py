@@ -8,8 +8,4 @@ from __future__ import annotations
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import LossScores, RankScores, Scoring
 
-SCORINGS: dict[str, type[Scoring]] = {
-    "graph": Scorer,
-    "rank": RankScores,
-    "loss": LossScores,
-}
+SCORINGS: dict[str, type[Scoring]] = {"graph": Scorer, "rank": RankScores, "loss": LossScores}

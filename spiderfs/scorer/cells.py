@@ -1,25 +1,18 @@
 """An index that keeps near samples together in cells, and compares a query with those near it: for long lists.
 
 A cell holds up to CELL_ROWS samples, and its centre is their mean. An update moves a sample to the cell whose centre is
-nearest. A full cell is cut in half, and a cell that has lost most of its samples is dissolved. So the cells follow the
-embeddings of a model in training, and no work is put off to a time when everything is regrouped at once.
+nearest. A full cell is cut in half, and a cell that has lost most of its samples is dissolved. A query compares each
+vector first with the samples of the nearest cells, and then with those of other cells whose samples may be nearer than
+the k-th nearest so far. Rows that look at the same cell share one matrix product. Cells know no labels, on purpose: a
+sample that lies among another class would be far from the cells of its own, and x_other poor.
 
-A query compares each vector first with the samples of the nearest cells, and then with those of other cells whose
-samples may be nearer than the k-th nearest so far. Rows that look at the same cell share one matrix product, so many
-rows at once cost less each than few.
+Invariants, whenever no method runs: a present sample has one place, and `_ids` at that place names the sample; the rows
+of a cell fill its pages from the front, so only its last page has empty rows; `_sums` of a cell is the sum of its rows,
+and its centre is their mean.
 
-Cells know no labels, on purpose. With cells of one label each, x_same would be exact, but x_other would be poor: a
-sample that lies among another class is far from the rest of its own class, and so in a cell whose centre is far away.
-
-Invariants, whenever no method runs:
-
-- A present sample has one place, and `_ids` at that place names the sample. The rows of a cell fill its pages from the
-  front, so only its last page has empty rows.
-- `_sums` of a cell is the sum of its rows, and its centre is their mean.
-
-A vector is stored in whole numbers of 1/32767, which is an error of at most 0.000015 in each of its numbers. Half the
-square of its length is stored behind them, so that one matrix product yields distances. Half precision would take as
-many bytes, and numpy needs far longer to convert it.
+A vector is stored in whole numbers of 1/32767, an error of at most 0.000015 in each of its numbers, with half the
+square of its length behind them, so that one matrix product yields distances. (numpy needs far longer to convert half
+precision.)
 """
 
 from __future__ import annotations

@@ -1,34 +1,20 @@
 """The scoring "graph": a sample's score follows from where its embedding lies among all others (SpiderCache, 4.1).
 
-The embeddings of each batch update an index of the whole list. By default each embedding is scaled to length 1, which
-the paper does not say: without that, the radius depends on how long a network makes its vectors. With `embeddings=raw`
-they are compared as they come, as the released program does: it has a radius of 1.42 for 512 numbers.
+The embeddings of each batch update an index of the whole list. By default each is scaled to length 1, which the paper
+does not say: else the radius depends on how long a network makes its vectors. The released program compares raw ones,
+with a radius of 1.42 for 512 numbers. A sample's neighbours lie nearer than the radius, the 500 nearest at most. x_same
+of them have its own label and x_other another one; equation 4 computes the score from these two numbers.
 
-A sample's neighbours are the samples that lie nearer than the radius, of more than 500 the 500 nearest.
-x_same of them have the sample's own label and x_other have another one; equation 4 computes the score from these two
-numbers. Nothing has to be sorted for that, unless more than 500 samples lie within the radius.
+A bad radius makes all scores equal. It is given, or calibrated (`Radius`), since SpiderCache defines it as
+-ln(alpha)/lambda and gives neither number. **class**: a quantile of the distances between random samples of one class,
+for each epoch until SETTLED_EPOCHS in a row have changed it by less than SETTLED_CHANGE. **nearest**: for each epoch a
+quantile of the distances from a sample to those of its k nearest that have its label. In the first epoch the radius is
+computed after every batch; within any other it stays, so that all scores of the epoch can be compared.
 
-A bad radius makes all scores equal. It is given, or calibrated while the training runs (`Radius`); SpiderCache defines
-it as -ln(alpha)/lambda, and gives neither number. There are two calibrations:
-
-- **class**: one radius for the whole training. It is a quantile of the distances between random samples of one class,
-  so the same share of each class are neighbours, however many samples and classes there are. It is computed for each
-  epoch until two epochs in a row have each changed it by less than SETTLED_CHANGE. From then on it stays, and sigma can
-  rise and fall.
-- **nearest**: a quantile of the distances from a sample to those of its k nearest samples that have its label, computed
-  for each epoch. Half of the nearest are then neighbours by construction, whatever the training has learned.
-
-In the first epoch the radius is computed after every batch. Within any other epoch it stays, so that all scores of the
-epoch can be compared.
-
-Which index serves which list (`index.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
-each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
-(hnswlib, where it is installed) of the cells' centres finds the cells. `index=hnsw` chooses SpiderCache's own way, a
-graph of the samples themselves: it takes longer, and 2.6 times the memory, and finds fewer of the neighbours. Cells
-hold vectors of length 1 only, so a long list of raw embeddings is in the graph where hnswlib is installed, and is
-otherwise compared whole.
-
-`scoring.py` has what all scorings have in common.
+Up to EXACT_MAX_SAMPLES samples a batch is compared with all of them, above it with `cells.py`. `index=hnsw` is
+SpiderCache's own way, which takes longer and 2.6 times the memory, and finds fewer of the neighbours. Cells hold
+vectors of length 1 only, so a long list of raw embeddings is in the graph where hnswlib is installed, and is otherwise
+compared whole.
 """
 
 from __future__ import annotations
@@ -160,11 +146,7 @@ class Classes:
 VERSION = 4
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 # A saved state names its index by the position in this table.
-INDEXES: dict[str, Callable[[int, int], NeighbourIndex]] = {
-    "exact": ExactIndex,
-    "cells": CellIndex,
-    "hnsw": GraphIndex,
-}
+INDEXES: dict[str, Callable[[int, int], NeighbourIndex]] = {"exact": ExactIndex, "cells": CellIndex, "hnsw": GraphIndex}
 
 # Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
 # ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
@@ -207,27 +189,6 @@ class GraphScores(BatchScores):
             its = order[ends[row] - count : ends[row]]
             its = its[np.argsort(self.alike.distances[its], kind="stable")]
             yield FoundHub(int(self.ids[row]), self.alike.ids[its], self.alike.distances[its])
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    radius: float
-    median_same: float
-    """The median x_same of the samples that have been scored."""
-    mean_same: float
-    """Their mean x_same."""
-    isolated_share: float
-    """The share of these samples whose x_same is 0."""
-    full_share: float
-    """The share of these samples that have as many neighbours as count: their counts cannot rise."""
-    scored_share: float
-    """The share of all samples that have been scored."""
-    sigma: float
-    """The standard deviation of the scores of these samples."""
-    bytes_per_sample: float
-    """The bytes of memory that the index takes for one sample."""
-    failures: int
-    """How many queries the index could not answer at first."""
 
 
 class Scorer(Scoring):
@@ -299,33 +260,34 @@ class Scorer(Scoring):
         self._radius.new_epoch()
         super().new_epoch()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> dict[str, float]:
+        """Figures of the samples that have been scored.
+
+        `isolated_share` of them have an x_same of 0, `full_share` as many neighbours as count: theirs cannot rise.
+        """
         scored = self._scored
         count = max(1, int(scored.sum()))
         same, other = self._same[scored], self._other[scored]
-        return Statistics(
-            radius=self.radius,
-            median_same=float(np.median(same)) if len(same) else 0.0,
-            mean_same=float(same.mean()) if len(same) else 0.0,
-            isolated_share=int((same == 0).sum()) / count,
-            full_share=int((same + other >= self.options.neighbours).sum()) / count,
-            scored_share=self.scored_share,
-            sigma=self.sigma,
-            bytes_per_sample=self.index.bytes_per_sample,
-            failures=self.index.failures,
-        )
+        return {
+            "radius": self.radius,
+            "median_same": float(np.median(same)) if len(same) else 0.0,
+            "mean_same": float(same.mean()) if len(same) else 0.0,
+            "isolated_share": int((same == 0).sum()) / count,
+            "full_share": int((same + other >= self.options.neighbours).sum()) / count,
+            "sigma": self.sigma,
+        }
 
     def described(self) -> list[tuple[str, str]]:
         found = self.statistics()
         return [
-            ("radius", f"{found.radius:.4g}{'' if self._radius.settled else '  (of this epoch)'}"),
-            ("median x_same", f"{found.median_same:g}"),
-            ("mean x_same", f"{found.mean_same:.4g}"),
-            ("isolated share", f"{found.isolated_share:.3f}  (x_same = 0)"),
-            ("saturated share", f"{found.full_share:.3f}  (more samples within the radius than count)"),
-            ("scored share", f"{found.scored_share:.3f}"),
-            ("sigma", f"{found.sigma:.4g}"),
-            ("bytes per sample", f"{found.bytes_per_sample:.0f}"),
+            ("radius", f"{self.radius:.4g}{'' if self._radius.settled else '  (of this epoch)'}"),
+            ("median x_same", f"{found['median_same']:g}"),
+            ("mean x_same", f"{found['mean_same']:.4g}"),
+            ("isolated share", f"{found['isolated_share']:.3f}  (x_same = 0)"),
+            ("saturated share", f"{found['full_share']:.3f}  (more samples within the radius than count)"),
+            ("scored share", f"{self.scored_share:.3f}"),
+            ("sigma", f"{self.sigma:.4g}"),
+            ("bytes per sample", f"{self.index.bytes_per_sample:.0f}"),
         ]
 
     def recall(self, sample: int, rng: np.random.Generator) -> float:

@@ -13,7 +13,7 @@ stretched to the largest batch that was seen; otherwise all its samples would co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, Self
@@ -76,10 +76,6 @@ class BatchScores:
     def hubs(self) -> Iterator[FoundHub]:
         """The hubs that the batch may have, the best first; none if the scoring finds no hubs."""
         return iter(())
-
-    def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> FoundHub | None:
-        """The best hub of the batch for whose sample `skip` is False; None if there is none."""
-        return next((hub for hub in self.hubs() if not skip(hub.id)), None)
 
 
 class Scoring(ABC):

@@ -29,19 +29,8 @@ from typing import Any, NamedTuple
 import msgpack
 import trio
 
-from spiderfs.errors import (
-    AccessDenied,
-    Busy,
-    InvalidArgument,
-    IsADirectory,
-    MountError,
-    NotADirectory,
-    NotFound,
-    ReadOnly,
-    SpiderfsError,
-    Stale,
-    TooManyLinks,
-)
+from spiderfs import errors
+from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
 from spiderfs.fuse.kernel import Serving, error_number
 from spiderfs.linux.mounts import MAX_SYMLINKS
@@ -78,19 +67,21 @@ def listen(at: Path) -> SocketKernel:
         at.parent.mkdir(mode=0o700, exist_ok=True)
         found = at.parent.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
-            raise MountError(
+            raise errors.MountError(
                 f"{at.parent} is not a directory of this user alone: run chmod 700, or name another, {ENVIRONMENT}=DIR"
             )
         with socket_address(at) as address:
             if _answers(address):
-                raise MountError(f"spiderfs://{at.name} is served already: choose another name, or end it first")
+                raise errors.MountError(f"spiderfs://{at.name} is served already: choose another name, or end it first")
             at.unlink(missing_ok=True)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(address)
         at.chmod(0o600)
         listener.listen(_BACKLOG)
     except OSError as exc:
-        raise MountError(f"cannot listen at {at} ({exc.strerror}): name another directory, {ENVIRONMENT}=DIR") from exc
+        raise errors.MountError(
+            f"cannot listen at {at} ({exc.strerror}): name another directory, {ENVIRONMENT}=DIR"
+        ) from exc
     listener.setblocking(False)
     return SocketKernel(listener)
 
@@ -133,8 +124,11 @@ class SocketKernel:
                 try:
                     accepted, _ = self._listener.accept()
                 except BlockingIOError:
-                    # Another worker was quicker, or `unmount` has shut it down.
-                    if self._is_shut_down():
+                    # Another worker was quicker, or `unmount` has shut it down. accept(2) does not tell that from a
+                    # listener without connections; poll(2) reports POLLHUP in any case.
+                    poll = select.poll()
+                    poll.register(self._listener, 0)
+                    if poll.poll(0):
                         break
                 except OSError as exc:
                     if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM):
@@ -144,12 +138,6 @@ class SocketKernel:
                 else:
                     nursery.start_soon(attend, accepted)
             nursery.cancel_scope.cancel()
-
-    def _is_shut_down(self) -> bool:
-        # accept(2) does not tell that from a listener without connections; poll(2) reports POLLHUP in any case.
-        poll = select.poll()
-        poll.register(self._listener, 0)
-        return bool(poll.poll(0))
 
     def unmount(self, at: Path) -> None:
         # Every process that has the socket sees this, and who connects from here on is refused.
@@ -165,17 +153,10 @@ class SocketKernel:
     def forget_names(self) -> bool:
         return True
 
-    def push(self, inode: int, content: bytes, offset: int = 0) -> None:
-        pass
+    def _nothing(self, *_: object, **__: object) -> None:
+        """There are no pages that someone would keep."""
 
-    def forget_name(self, parent: int, name: bytes) -> None:
-        pass
-
-    def doubt(self, inode: int) -> None:
-        pass
-
-    def drop_pages(self, inode: int, offset: int, size: int) -> None:
-        pass
+    push = forget_name = doubt = drop_pages = _nothing
 
 
 class Session:
@@ -237,9 +218,9 @@ class Session:
         self._serving.idle()
         try:
             if self._who.uid not in (0, os.geteuid()):
-                raise AccessDenied(f"user {self._who.uid} is not served")
+                raise errors.AccessDenied(f"user {self._who.uid} is not served")
             if too_many:
-                raise Busy(f"{MOST_CONNECTIONS} connections are open already")
+                raise errors.Busy(f"{MOST_CONNECTIONS} connections are open already")
             handle = self._handler(asked)
             number, what = hash(asked) % wire.RESENT, f"{asked[0]} of {asked[2]!r:.100}"
             answer = 0, await self._serving.held.answer(number, what, handle)
@@ -252,7 +233,7 @@ class Session:
         """Raises InvalidArgument for a request that no client makes."""
         match asked:
             case (_, _, bytes(path), *_) if b"\0" in path:
-                raise InvalidArgument("a path with a zero byte")
+                raise errors.InvalidArgument("a path with a zero byte")
             case (str(name), int(thread), bytes(path), int(argument)) if (
                 name in self._of_paths and 0 <= argument <= wire.MOST_POSITION
             ):
@@ -267,7 +248,7 @@ class Session:
                 return partial(self._fs.write, handle, data)
             case ("close", int(handle), int(inode)) if inode in self._opened.get(handle, ()):
                 return partial(self._close, handle, inode)
-        raise InvalidArgument(f"no request {asked!r:.100}")
+        raise errors.InvalidArgument(f"no request {asked!r:.100}")
 
     def _caller(self, thread: int) -> Caller:
         # In another pid namespace the thread has another number, and the process is as good.
@@ -279,7 +260,7 @@ class Session:
         """As the kernel does: what was stale is looked up again, from the root."""
         try:
             return await act()
-        except Stale:
+        except errors.Stale:
             return await act()
 
     # -- names
@@ -294,23 +275,23 @@ class Session:
         while left:
             name = left.popleft()
             if not stat.S_ISDIR(trail[-1].mode):
-                raise NotADirectory(os.fsdecode(path))
+                raise errors.NotADirectory(os.fsdecode(path))
             if name == b"..":
                 del trail[max(1, len(trail) - 1) :]
             if name in (b"", b".", b".."):
                 continue
             found = (await self._fs.lookup(trail[-1].inode, name, caller)).attributes
             if not found.inode:
-                raise NotFound(os.fsdecode(path))
+                raise errors.NotFound(os.fsdecode(path))
             if not stat.S_ISLNK(found.mode) or not (left or follow):
                 trail.append(Place(found.inode, found.mode, found))
                 continue
             links += 1
             target = await self._fs.readlink(found.inode)
             if links > MAX_SYMLINKS:
-                raise TooManyLinks(os.fsdecode(path))
+                raise errors.TooManyLinks(os.fsdecode(path))
             if target.startswith(b"/"):
-                raise NotFound(f"{os.fsdecode(path)} leads to {os.fsdecode(target)}, which is not served")
+                raise errors.NotFound(f"{os.fsdecode(path)} leads to {os.fsdecode(target)}, which is not served")
             left.extendleft(reversed(target.split(b"/")))
         return trail[-1]
 
@@ -330,7 +311,7 @@ class Session:
         """Names with their attributes (None: not known) behind a position, and the last position, 0 at the end."""
         place = await self._walk(caller, path)
         if not stat.S_ISDIR(place.mode):
-            raise NotADirectory(os.fsdecode(path))
+            raise errors.NotADirectory(os.fsdecode(path))
         if not after:
             await self._fs.opendir(place.inode)
         rows = await self._fs.readdir(place.inode, after, _NAMES)
@@ -350,12 +331,12 @@ class Session:
         """Attributes, handle and inode of the open file, or its content if that is not too long; then it is closed."""
         try:
             place = await self._walk(caller, path)
-        except NotFound:
+        except errors.NotFound:
             if flags & os.O_CREAT:
-                raise ReadOnly("spiderfs is read-only") from None
+                raise errors.ReadOnly("spiderfs is read-only") from None
             raise
         if place.attributes is None or stat.S_ISDIR(place.mode):
-            raise IsADirectory(os.fsdecode(path))
+            raise errors.IsADirectory(os.fsdecode(path))
         attributes, inode = place.attributes, place.inode
         handle, _, fetched, large, _ = await self._fs.open(inode, flags, caller)
         self._opened.setdefault(handle, []).append(inode)

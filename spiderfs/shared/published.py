@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
-from spiderfs.core.events import ACCESS_RECORD, HIT
-
 VERSION = 4
 CLIENT_XATTR = "user.spiderfs.client"
 # The terms have some 300 bytes.
@@ -101,16 +99,6 @@ def opened_pipe(path: Path) -> int:
         os.close(fd)
         raise ValueError(f"{path} is no FIFO")
     return fd
-
-
-def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer: int) -> bytes:
-    """One file served: the same record as a worker's for an open that it answered from the store."""
-    return ACCESS_RECORD.pack(now, given, wanted, size, 0, pid, trainer, HIT, 0)
-
-
-def lost_record(now: float, opens: int) -> bytes:
-    """Counts files served whose records found the FIFO full. No file has the inode 0."""
-    return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, HIT, 0)
 
 
 class Edition(NamedTuple):

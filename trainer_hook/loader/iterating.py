@@ -30,9 +30,7 @@ class Tracker:
     """What the iterators over one loader share: through it they notify the planner, and then the listener."""
 
     def __init__(self, planner: Planner, boundary: ErrorBoundary, listener: Listener | None) -> None:
-        self.planner = planner
-        self.boundary = boundary
-        self.listener = listener
+        self.planner, self.boundary, self.listener = planner, boundary, listener
         self.now: LoaderPass | None = None
         """The pass for which the loader draws now."""
         self.new_pass: Callable[[], LoaderPass] = LoaderPass
@@ -85,10 +83,8 @@ class TrackedIterator:
     """An iterator over a followed loader, which takes its batches from `source`."""
 
     def __init__(self, iterator: Iterator[Any], tracker: Tracker, iteration: LoaderPass, source: Any) -> None:
-        self._iterator = iterator
-        self._source = source
-        self._tracker = tracker
-        self._iteration = iteration
+        self._iterator, self._source = iterator, source
+        self._tracker, self._iteration = tracker, iteration
         self._unread: list[tuple[PlannedPass, Indices | None]] = []
         """Batches that have failed since the last one that the loop took."""
         self._is_left = False

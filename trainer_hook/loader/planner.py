@@ -1,29 +1,19 @@
 """The planner publishes the reads of a loader: each epoch when it begins, and later epochs if they can be known.
 
-When the loader asks for the first batch of an epoch, the epoch is **rehearsed** (`rehearsal.py`): a copy of the sampler
-draws the whole epoch, and that is published. The sampler itself draws when the loader asks. So a loader draws exactly
-the same with a plan and without. If a sampler cannot be rehearsed, its epochs are not planned; if it draws something
-else than its copy did, its later epochs are not planned. Both are logged. Two kinds of samplers are not rehearsed but
-drawn to the end at once: an EpochSampler, because nothing else in the program changes its draws, and any sampler with
-`draw_ahead`, by which the user allows other draws.
+When the loader asks for the first batch of an epoch, a copy of the sampler draws the whole epoch (`rehearsal.py`), and
+that is published. The sampler itself draws when the loader asks, so a loader draws exactly the same with a plan and
+without. If a sampler cannot be rehearsed, or draws something else than its copy did, its (later) epochs are not
+planned; both are logged. An EpochSampler, and any sampler with `draw_ahead`, is drawn to the end at once instead.
 
-The next epoch is published before it begins in one of three ways:
-- it is foreseen (`NextEpoch`) when the current epoch has begun;
-- an EpochSampler draws it when the loader has got a certain share of the current epoch (`EpochSampler.settled`);
-- with `draw_ahead`, any sampler draws it when the loader has got the last batch of the current epoch, and the next
-  iteration uses these draws.
-After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
+The next epoch is published before it begins if it is foreseen (`NextEpoch`), drawn ahead by an EpochSampler
+(`settled`), or, with `draw_ahead`, drawn when the loader has got the last batch of this one. After a wrong plan the
+daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more. If samples are drawn with
+replacement, the epoch after the next is foreseen too, because the cache has room for many samples that the next epoch
+does not draw. (With three quarters cached that saves 7 % of the bytes: benchmarks/training/lookahead.py.)
 
-With `share`, batches are exchanged with other jobs on the mount (`exchange.py`): the loader gets the samples of the
-epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
-
-If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
-samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
-benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
-
-If the loader is refurbished for one job, a plan has only the samples whose files are opened: those of a generation that
-this rank has not drawn before. Another one may have drawn it, or the store may have lost it. Then the file is fetched
-in vain, or when it is opened.
+With `share`, batches are exchanged with other jobs (`exchange.py`): of the sampler's batches only the lengths count. If
+the loader is refurbished for one job, a plan has only the samples whose files are opened: those of a generation that
+this rank has not drawn before.
 """
 
 from __future__ import annotations
@@ -85,12 +75,6 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     if len(known) < len(parts):
         return None
     return np.concatenate([np.empty(0, np.uint32), *known])
-
-
-def _generations(batches: Iterable[Any]) -> npt.NDArray[np.int64]:
-    """The generation of each draw of a refurbished loader."""
-    draws = (draw for batch in batches for draw in (batch if isinstance(batch, list | tuple) else (batch,)))
-    return np.array([draw.generation if draw.keeps else _NOT_KEPT for draw in draws], np.int64)
 
 
 class PlannedPass(Pass):
@@ -348,7 +332,8 @@ class Planner:
             if not foreseen and iteration is self._current:
                 # After the first batch, so that it does not wait: foreseeing a million samples takes tenths of a
                 # second.
-                self.boundary.call(self._foresee_after, ended)
+                self.boundary.call(self._next_epoch.drawn)
+                self.boundary.call(self._foresee, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: PlannedPass, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
@@ -506,7 +491,8 @@ class Planner:
         """The generations that a refurbished loader draws in this order, and which of these it has not made yet."""
         if self._made is None:
             return None, None
-        generations = _generations(batches)
+        draws = (draw for batch in batches for draw in (batch if isinstance(batch, list | tuple) else (batch,)))
+        generations = np.array([draw.generation if draw.keeps else _NOT_KEPT for draw in draws], np.int64)
         return generations, (generations == _NOT_KEPT) | (generations != self._made[order])
 
     def _has_all(self, order: Indices) -> bool:
@@ -542,10 +528,6 @@ class Planner:
             rest = iter(own.tolist())
             iteration.replace = lambda drawn: list(itertools.islice(rest, len(drawn)))
         return own
-
-    def _foresee_after(self, ended: Any) -> None:
-        self._next_epoch.drawn()
-        self._foresee(ended)
 
     def _foresee(self, ended: Any) -> None:
         """Publish the later epochs that can be foreseen from the index sampler's state at the end of this one."""

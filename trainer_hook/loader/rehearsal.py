@@ -1,24 +1,18 @@
 """Rehearsal: predicting the draws of a sampler with a copy of it.
 
-The sampler itself draws later, when the loader asks, as it would have done without us, also if an epoch is left early.
+The sampler itself draws later, as it would have done without us, also if an epoch is left early. The copy has copies of
+the sampler's own generators; the global ones of torch (on the CPU), NumPy and Python are put back afterwards. It shares
+data sets, models and loaders with the sampler, because these may be large.
 
-The copy has copies of the sampler's own generators. The global generators of torch (on the CPU), NumPy and Python are
-put back into their states afterwards. The copy shares data sets, models and loaders with the sampler, because these may
-be large; of data sets that are no torch `Dataset`, the loader's own, and what samplers call so. `why_not` recognises a
-sampler that draws by other state that it shares with its copy, for example by a list or a generator of its module, and
-one that runs a model or a loader: such a sampler is not rehearsed.
-
-**State that a sampler shares with its copy** lies outside of the sampler's own attributes. If a copy shuffles a list of
-its module, or counts there, it changes what the sampler itself draws later. Such state is found in the sampler's code:
+**State that a sampler shares with its copy**, such as a list of its module, would change what the sampler draws later;
+such a sampler is not rehearsed, nor is one that runs a model or a loader (`why_not`). The state is found in the code:
 by the names that the class and its methods use (names of their module and of the scope around them, defaults of
 arguments, attributes of the class), and in the functions that they call in the same way. An installed package is looked
-into only if the sampler belongs to the same package. Data sets count as constant, because samplers only read them.
+into only if the sampler belongs to it. Data sets count as constant, because samplers only read them.
 
-**Later epochs** are foreseen where that needs no rehearsal (`NextEpoch`), for torch's own samplers and accelerate's
-alone. The next epochs of four kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler, and
-accelerate's SeedableRandomSampler, whose orders follow from a seed and the number of the epoch; and a sampler with a
-`torch.Generator`, its own or the loader's, also if accelerate deals out its batches to several ranks. torch's global
-generator cannot be foreseen, because the training draws from it too.
+**Later epochs** are foreseen (`NextEpoch`) for a SequentialSampler, a DistributedSampler, accelerate's
+SeedableRandomSampler, and torch's samplers with a `torch.Generator` of their own or the loader's, also if accelerate
+deals out the batches. torch's global generator cannot be foreseen, because the training draws from it too.
 """
 
 from __future__ import annotations
@@ -38,17 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from trainer_hook.isolation import by_signal_handler, generators_kept
 from trainer_hook.loader.repeating import is_repeating
@@ -82,7 +66,7 @@ STATE = (
     Iterator,
 )
 # Running a model or a loader changes it: a model's averages, a loader's generators.
-_RUNS = (nn.Module, DataLoader)
+_RUNS = (nn.Module, data.DataLoader)
 # Stands for the value of a name that code assigns to: it counts as state.
 _ASSIGNED = iter(())
 
@@ -105,7 +89,7 @@ def shared_state(sampler: Any) -> str | None:
 def _is_state(value: Any) -> bool:
     if isinstance(value, (*STATE, *_RUNS)):
         return True
-    if isinstance(value, type | ModuleType | FunctionType | Dataset | Enum | tuple):
+    if isinstance(value, type | ModuleType | FunctionType | data.Dataset | Enum | tuple):
         return False
     return _package(type(value).__module__) not in _CONSTANT_PACKAGES
 
@@ -239,7 +223,7 @@ def _parts(sampler: Any) -> list[Any]:
     parts = [sampler]
     for part in parts:
         for value in _attributes(part).values():
-            if (isinstance(value, Sampler) or _draws(value)) and not any(value is known for known in parts):
+            if (isinstance(value, data.Sampler) or _draws(value)) and not any(value is known for known in parts):
                 parts.append(value)
     return parts
 
@@ -250,13 +234,13 @@ def _attributes(sampler: Any) -> dict[str, Any]:
 
 def _draws(value: Any) -> bool:
     """Whether this is a data set whose samples are the draws of a sampler, as Lightning makes one for its ranks."""
-    return type(value).__name__ == "_DatasetSamplerWrapper" and isinstance(value, Dataset)
+    return type(value).__name__ == "_DatasetSamplerWrapper" and isinstance(value, data.Dataset)
 
 
-def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
+def _is_shared(part: data.Sampler[Any], name: str, value: Any) -> bool:
     if _draws(value):
         return False
-    if isinstance(value, Dataset | DataLoader | nn.Module):
+    if isinstance(value, data.Dataset | data.DataLoader | nn.Module):
         return True
     # torch's samplers only ask for its length. Another sampler may keep a list there that it shuffles.
     return name in ("data_source", "dataset") and (
@@ -264,7 +248,7 @@ def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
     )
 
 
-_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 
 
 def sampler_of(index_sampler: Any) -> Any:
@@ -284,10 +268,10 @@ def _is_accelerates(sampler: Any, kind: str) -> bool:
 
 def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
     """The batches of a loader's index sampler if its sampler draws `indices`; None if it is of an unknown kind."""
-    if not isinstance(index_sampler, BatchSampler):
+    if not isinstance(index_sampler, data.BatchSampler):
         return list(indices)
     dealt = _dealt(index_sampler)
-    if type(dealt or index_sampler).__iter__ is not BatchSampler.__iter__:
+    if type(dealt or index_sampler).__iter__ is not data.BatchSampler.__iter__:
         return None
     cut = copy.copy(dealt or index_sampler)
     cut.sampler = indices
@@ -301,7 +285,7 @@ def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
 class NextEpoch:
     """Foresees the next epochs of one loader; the loader draws its batches from `index_sampler`."""
 
-    def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
+    def __init__(self, loader: data.DataLoader[Any], index_sampler: Any) -> None:
         self._index_sampler = index_sampler
         self._sampler = sampler_of(index_sampler)
         # Each new iterator of a loader first draws a seed for its loader workers from the loader's generator.
@@ -314,7 +298,7 @@ class NextEpoch:
 
     def drawn(self) -> None:
         """Learn how the training numbers its epochs; to be called once in each epoch, before `foresee`."""
-        if _draws_like(self._sampler, DistributedSampler):
+        if _draws_like(self._sampler, data.DistributedSampler):
             if self._epoch_before is not None:
                 self._step = self._sampler.epoch - self._epoch_before
             self._epoch_before = self._sampler.epoch
@@ -329,9 +313,9 @@ class NextEpoch:
 
     def _at_begin(self, sampler: Any, passed: int) -> Iterable[int] | None:
         """A copy of the sampler in its state at the beginning of that epoch; None if that cannot be known."""
-        if _draws_like(sampler, SequentialSampler):
+        if _draws_like(sampler, data.SequentialSampler):
             return sampler  # type: ignore[no-any-return]
-        if _draws_like(sampler, DistributedSampler):
+        if _draws_like(sampler, data.DistributedSampler):
             copied = copy.copy(sampler)
             copied.epoch = sampler.epoch + self._step * (1 + passed)
             return copied  # type: ignore[no-any-return]

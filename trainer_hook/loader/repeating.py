@@ -76,10 +76,8 @@ class Rounds:
     ) -> None:
         self.drawn: deque[tuple[Any, Samples]] = deque()
         """The round and the samples of each batch that was drawn and not taken; None for samples that are not known."""
-        self._draw = draw
-        self._missed = missed
-        self._samples_of = samples_of
-        self._new_round = new_round
+        self._draw, self._missed = draw, missed
+        self._samples_of, self._new_round = samples_of, new_round
         self._round = new_round()
         # The loader may have had an iterator before this object: what draws for it, and what records its draws.
         self._before: Iterator[Any] | None = None

@@ -1,31 +1,19 @@
 """Attribution: which samples went through the model in a forward pass of the training.
 
-A forward pass is attributed in one of two ways, or not at all.
-
 **By identity.** The memory of each batch's tensors is remembered. If all inputs of a forward pass lie in that memory,
-the forward pass is of that batch, whatever batches the loop has taken since. If an input is a view, its strides say
-which rows of the batch it has (`provenance.py`). If only some lie there, the others may be of other samples, or of
-none: a discriminator is given the labels of the batch beside images of a generator.
+it is of that batch, whatever batches the loop has taken since. The strides of a view say which rows it has
+(`provenance.py`). If only some inputs lie there, the others may be of other samples, or of none.
 
-**By exclusion**, if the inputs are copies (on a device, or augmented). The forward pass is of a batch if it cannot be
-of any other batch. One of two things must hold:
-- the loop has taken one batch since its last forward pass, in the same thread, and no other iteration over this loader,
-  or over another loader for the same model, has a batch that is not used yet;
-- the user has said how many batches the loop takes ahead (`lookahead`).
-In addition, all forward passes until the loop takes its next batch must have the same inputs: if two inputs could be
-that batch, neither is attributed. So a forward pass that is attributed by exclusion is held back until then. Exclusion
-is no longer used in a loop in which an input was a batch's own tensor, in which two inputs came for one batch, or which
-copies only some rows of a batch.
+**By exclusion**, if the inputs are copies (on a device, or augmented): the forward pass cannot be of any other batch.
+Either the loop has taken one batch since its last forward pass, in the same thread, and no other iteration for the same
+model has a batch that is not used yet; or the user has given `lookahead`. Until the loop takes its next batch, all
+forward passes must have the same inputs, so each is held back until then. Exclusion is given up in a loop in which an
+input was a batch's own tensor, in which two inputs came for one batch, or which copies only some rows of a batch.
 
-A forward pass is not attributed in five cases: the classifier gets another number of rows than the model's input has;
-it runs more than once; the inputs have different rows of the batch; two inputs are alike as a pair is, so one may be
-another sample; or the classifier works on positions (tokens), there are as many positions as samples, and no earlier
-forward pass has shown which dimension has the samples.
-
-**Labels** (`LabelCheck`) show whether the rows of a batch are the samples that were drawn, in the order of the draws. A
-data set that cannot read a sample may return another one, and a collate function may move rows, fill gaps or mix
-samples. A training may number the classes in its own way, or join some, so a label is compared with the earlier label
-of a sample of the same class.
+A forward pass is not attributed for the reasons that the texts below name (`AHEAD` and others). **Labels**
+(`LabelCheck`) show whether the rows of a batch are the samples that were drawn, in their order: a collate function may
+move or mix rows, and a training may number the classes in its own way, so a label is compared with the earlier label of
+a sample of its class.
 """
 
 from __future__ import annotations
@@ -42,20 +30,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer_hook.model import provenance
 from trainer_hook.model.capture import Seen
-from trainer_hook.model.provenance import (
-    Memory,
-    Rows,
-    Shown,
-    agreed,
-    all_rows,
-    are_paired,
-    key_of,
-    may_be_copies,
-    memories_of,
-    rows_in_storage,
-    tensors_in,
-)
+from trainer_hook.model.provenance import Memory, Rows, Shown
 
 Numbers = npt.NDArray[np.int64]
 
@@ -155,7 +132,7 @@ class LabelCheck:
 
 def _label_like(batch: Any, rows: int) -> Iterator[tuple[int, Tensor]]:
     """The tensors of a batch, with their places, that have a number or shares of classes for each row."""
-    for place, tensor in enumerate(tensors_in(batch)):
+    for place, tensor in enumerate(provenance.tensors_in(batch)):
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
         if not plain or tensor.is_complex() or tensor.is_quantized or tensor.dim() > 2:
             continue
@@ -289,7 +266,7 @@ class Attribution:
                     self._by_key[key] = others
         self._batches = in_use[-_WAITING_MAX:]
         self._over = [over for over in self._over if any(other.iteration is over for other in self._batches)]
-        memories = memories_of(batch)
+        memories = provenance.memories_of(batch)
         seen = np.zeros(len(indices), np.bool_)
         thread = threading.get_ident()
         taken = _Taken(iteration, indices, memories, next(_numbers), self._given, thread, seen)
@@ -304,7 +281,7 @@ class Attribution:
         """Add tensors to the batch that was taken last: copies that the library which runs the loop has made."""
         if self._batches:
             last = self._batches[-1]
-            for memory in memories_of(batch):
+            for memory in provenance.memories_of(batch):
                 if memory.key not in self._by_key:
                     last.memories.append(memory)
                     self._by_key[memory.key] = [(last, memory)]
@@ -334,10 +311,14 @@ class Attribution:
         """Attribute a forward pass; returns None, and counts it, if that cannot be done. Then call `record`."""
         found = None
         if shown.shape and shown.shape[0]:
-            hits = [(tensor, *hit) for tensor in shown.given for hit in self._by_key.get(key_of(tensor) or 0, ())]
+            hits = [
+                (tensor, *hit) for tensor in shown.given for hit in self._by_key.get(provenance.key_of(tensor) or 0, ())
+            ]
             if hits:
                 found = self._by_identity(shown, hits)
-            elif not any(key_of(tensor) in other._by_key for other in self._beside for tensor in shown.given):
+            elif not any(
+                provenance.key_of(tensor) in other._by_key for other in self._beside for tensor in shown.given
+            ):
                 found = self._by_exclusion(shown)
         if found is None or not found.batch.seen.any():
             self.counts["unmatched"] += 1
@@ -382,7 +363,7 @@ class Attribution:
             batch.reason = OTHERS_BESIDE
             return None
         having = [hit for hit in having if any(hit[0] is tensor for tensor in inputs)]
-        rows = agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
+        rows = provenance.agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
         # If there is a tensor for each sample, their order is that of the rows.
         order = [batch.memories.index(memory) for _, _, memory in having]
         if rows is None or (1 < len(rows) <= len(order) and order != sorted(order)):
@@ -390,7 +371,7 @@ class Attribution:
             return None
         # The second one of a pair may be another sample, or another view of this one.
         second = all(memory.second or memory.is_cut(tensor) for tensor, _, memory in having)
-        paired = len(batch.indices) in having[0][2].shape[:2] and (second or are_paired(inputs))
+        paired = len(batch.indices) in having[0][2].shape[:2] and (second or provenance.are_paired(inputs))
         if not paired and shown.runs == 1:
             return self._as_found(shown, batch, rows)
         # The samples are known, but not which of them the classifier's input has.
@@ -411,7 +392,7 @@ class Attribution:
             reason = SEVERAL_RUNS
         elif not reason and (not inputs or len(memories) < len(inputs)):
             reason = OTHER_ROWS
-        elif not reason and are_paired(inputs):
+        elif not reason and provenance.are_paired(inputs):
             reason = PAIRS
         if reason:
             self._set_reason(reason)
@@ -419,13 +400,13 @@ class Attribution:
         batch = self._of_input(memories, expected)
         if batch is None:
             return None
-        if batch.memories and not may_be_copies(inputs, batch.memories):
+        if batch.memories and not provenance.may_be_copies(inputs, batch.memories):
             self._set_reason(OTHERS_BESIDE)
             return None
         of_rows = [tensor for tensor in inputs if tensor.dim() and len(tensor) == shown.shape[0]]
-        rows = agreed(rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
+        rows = provenance.agreed(provenance.rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
         if not of_rows:
-            rows = all_rows(inputs[0], len(batch.indices))
+            rows = provenance.all_rows(inputs[0], len(batch.indices))
         if rows is not None and len(rows) == shown.shape[0]:
             return self._as_found(shown, batch, rows, memories)
         if shown.shape[0] < max(len(batch.indices) for batch in expected):

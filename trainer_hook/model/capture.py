@@ -84,10 +84,8 @@ class Capture:
         raw: bool = False,
     ) -> None:
         """Embeddings have `dimension` numbers at most and, unless they are `raw`, come from vectors of length 1."""
-        self._dimension = dimension
-        self._raw = raw
-        self._boundary = boundary
-        self._forward = forward
+        self._dimension, self._raw = dimension, raw
+        self._boundary, self._forward = boundary, forward
         # The model and the modules around the classifier have hooks. Of the outermost one that runs now: its arguments,
         # its depth, and how often the classifier ran in it.
         self._given: Any = None
@@ -314,9 +312,7 @@ class Evaluation:
         self._classifier = classifier
         self._dataset: Any = loader.dataset
         self._collate: Callable[[list[Any]], Any] = loader.collate_fn
-        self._labels = labels
-        self._capture = capture
-        self._record = record
+        self._labels, self._capture, self._record = labels, capture, record
         self._usable = True
 
     def losses(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:

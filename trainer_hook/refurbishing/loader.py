@@ -2,25 +2,18 @@
 
 The transforms of a data set are split. The result of the first part is kept and used in several epochs; the second part
 runs at each use, so no two uses see the same image. `generations.py` decides which generation of a sample an epoch
-uses. The sampler draws numbers that carry their generation (`RefurbishedDraw`); hooks and plans take them for indices.
-With `reuse="jobs"` several training runs use a sample, each once (Seneca's augmented form): the mount assigns the
-generations (`spiderfs/core/partials.py`), and loader workers request a batch at a time.
+uses; the sampler draws numbers that carry it (`RefurbishedDraw`). With `reuse="jobs"` several training runs use a
+sample, each once (Seneca's augmented form), and the mount assigns the generations (`spiderfs/core/partials.py`).
 
 **Splitting** (`SplitDataset`). Only a pipeline that runs all of its transforms one after the other can be split by a
-number: a list, an nn.Sequential, and the `Compose` of torchvision, albumentations, MONAI and programs that have their
-own. Whatever else has a list `transforms` (RandomApply, OneOf, RandomOrder) chooses among them, so it is one step.
+number. A data set calls its transform wherever it likes and puts the result somewhere into its sample. So `FirstPart`
+takes the transform's place and records what it returns; a `Seam` is where these very objects lie in the finished
+sample, and there the other transforms continue. A data set that changes what its transform returns has no seam.
 
-A data set calls its transform wherever it likes, once or for each of two views, with an image, a mapping or keywords,
-and puts the result somewhere into its sample. So `FirstPart` takes the transform's place and records what it returns; a
-`Seam` is where these very objects lie in the finished sample: there the other transforms continue, at each use. It is
-kept with the sample. A data set that changes what its transform returns has no seam, because the other transforms would
-run on something else than in standard training.
-
-**The fingerprint** of a pipeline is the same in each training that would make the same samples, and in no other. It is
-the hash of the pickled data set with its first transforms, of the source files of all classes and functions in it, and
-of the versions of the libraries that decode and transform. The whole data set counts, because a sample has its label
-too. States of random generators do not count: what they draw for a sample follows from its seed (`drawn_by`). What
-cannot be pickled, or whose source is no file, gets a unique name.
+**The fingerprint** is the same in each training that would make the same samples, and in no other: the hash of the
+pickled data set with its first transforms, of the source files of all classes and functions in it, and of the versions
+of the libraries that decode and transform. States of random generators do not count, as a sample's seed decides
+(`drawn_by`). What cannot be pickled, or whose source is no file, gets a unique name.
 """
 
 from __future__ import annotations
@@ -49,16 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Subset,
-)
+from torch.utils import data
 
 from trainer_hook.connection.sample_list import samples_of
 from trainer_hook.isolation import generators_kept
@@ -387,9 +371,9 @@ class SplitDataset:
                 partial.transforms = copy.copy(both)
                 partial.transforms.transform = partial.transform
             return partial
-        if isinstance(dataset, Subset):
+        if isinstance(dataset, data.Subset):
             partial.dataset = self._partial(dataset.dataset)
-        elif isinstance(dataset, ConcatDataset):
+        elif isinstance(dataset, data.ConcatDataset):
             partial.datasets = [self._partial(part) for part in dataset.datasets]
         else:
             raise ValueError(
@@ -521,7 +505,7 @@ _ARGUMENTS = (
 JOBS: Literal["jobs"] = "jobs"
 
 
-class RefurbishedDataset(Dataset[Any]):
+class RefurbishedDataset(data.Dataset[Any]):
     """A data set whose samples are kept half way.
 
     Everything else that is asked of it is answered by the data set that it is made of. `job` is that of the training if
@@ -531,11 +515,8 @@ class RefurbishedDataset(Dataset[Any]):
     def __init__(
         self, whole: Any, split: SplitDataset, store: Store, job: str | None, kept: npt.NDArray[np.bool_]
     ) -> None:
-        self._whole = whole
-        self._split = split
-        self._store = store
-        self._job = job
-        self._kept = kept
+        self._whole, self._split, self._store = whole, split, store
+        self._job, self._kept = job, kept
 
     def __getattr__(self, name: str) -> Any:
         # A copy that is being unpickled has no attributes yet.
@@ -578,14 +559,14 @@ class RefurbishedDataset(Dataset[Any]):
 
 
 def refurbish(
-    loader: DataLoader[Any],
+    loader: data.DataLoader[Any],
     *,
     split: int | Functions,
     reuse: int | Literal["jobs"] = 2,
     seed: int = 0,
     kept: float = 1.0,
     store: str | os.PathLike[str] | None = None,
-) -> DataLoader[Any]:
+) -> data.DataLoader[Any]:
     """A loader that uses the output of the first `split` transforms in `reuse` epochs (Revamper).
 
     The other transforms run at every use. With `reuse=1` this is `loader` itself. Otherwise the loader that is
@@ -645,7 +626,7 @@ def refurbish(
         # With these, torch refuses a loader without workers.
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             arguments.pop(name, None)
-    return DataLoader(dataset, sampler=RefurbishSampler(generations, ranks, shared), **arguments)
+    return data.DataLoader(dataset, sampler=RefurbishSampler(generations, ranks, shared), **arguments)
 
 
 def _store(
@@ -725,23 +706,23 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
     return store, min(room, kept)
 
 
-def _ranks(loader: DataLoader[Any]) -> tuple[int, int] | None:
+def _ranks(loader: data.DataLoader[Any]) -> tuple[int, int] | None:
     """This rank and the number of ranks, if the loader's sampler says so; raises ValueError for other samplers."""
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not data.DataLoader.__iter__:
         raise ValueError(
             f"{type(loader).__name__} is no DataLoader of torch, or draws in its own way: refurbish the DataLoader that"
             " it is made of, before it is prepared or wrapped"
         )
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, data.IterableDataset):
         raise ValueError("an iterable data set has no indices to reuse samples by: use a data set with __getitem__")
     if isinstance(loader.dataset, RefurbishedDataset):
         raise ValueError("this loader is refurbished already")
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader.batch_sampler) is not data.BatchSampler:
         raise ValueError("this loader has a batch sampler of its own: give batch_size and shuffle=True instead")
     sampler, dataset = loader.sampler, cast(Sized, loader.dataset)
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
+    if isinstance(sampler, data.RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
         return None
-    if isinstance(sampler, DistributedSampler) and sampler.shuffle:
+    if isinstance(sampler, data.DistributedSampler) and sampler.shuffle:
         if rank_and_world()[1] == 1:
             return sampler.rank, sampler.num_replicas
         return None

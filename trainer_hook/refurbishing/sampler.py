@@ -66,10 +66,7 @@ class RefurbishSampler(DistributedSampler[int]):
 
     # Nothing of what torch's sampler does is needed, and its attributes would be fixed before the ranks are known.
     def __init__(
-        self,
-        generations: Generations,
-        ranks: tuple[int, int] | None = None,
-        shared: SharedPartials | None = None,
+        self, generations: Generations, ranks: tuple[int, int] | None = None, shared: SharedPartials | None = None
     ) -> None:
         """`ranks` is this rank and the number of ranks, if they are others than torch.distributed says.
 

@@ -34,20 +34,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from spiderfs import protocol
 from spiderfs.client import Client
-from spiderfs.protocol import (
-    Decoder,
-    Error,
-    Keep,
-    Message,
-    Ok,
-    PartialSamples,
-    ProtocolError,
-    Room,
-    Turn,
-    Turns,
-    encode,
-)
+from spiderfs.protocol import ProtocolError
 from spiderfs.protocol.partials import partial_inode, sealed_file
 from spiderfs.protocol.requests import connected
 from trainer_hook.connection.client import DEFAULT_PATIENCE, find_mount, socket_finder
@@ -212,10 +201,10 @@ class StoreUnusable(Exception):
 class MountConnection:
     """One process's connection to the mount, through which it puts samples; raises Unusable where there is none."""
 
-    def __init__(self, path: Path, begun: PartialSamples) -> None:
+    def __init__(self, path: Path, begun: protocol.PartialSamples) -> None:
         self.pid = os.getpid()
-        self._decoder = Decoder()
-        self._answers: list[Message | ProtocolError] = []
+        self._decoder = protocol.Decoder()
+        self._answers: list[protocol.Message | ProtocolError] = []
         self._unanswered = 0
         self.refusals: list[str] = []
         try:
@@ -223,14 +212,14 @@ class MountConnection:
         except OSError as exc:
             raise StoreUnusable(str(exc)) from exc
         try:
-            self._stream.sendall(encode(begun))
+            self._stream.sendall(protocol.encode(begun))
             answer = self._next(DEFAULT_PATIENCE.connect_s)
         except (OSError, ProtocolError) as exc:
             self.close()
             raise StoreUnusable(str(exc)) from exc
-        if not isinstance(answer, Room):
+        if not isinstance(answer, protocol.Room):
             self.close()
-            raise StoreUnusable(answer.text if isinstance(answer, Error) else f"it answered {answer}")
+            raise StoreUnusable(answer.text if isinstance(answer, protocol.Error) else f"it answered {answer}")
         self.room_bytes, self.most_bytes = answer.room_bytes, answer.most_bytes
 
     def close(self) -> None:
@@ -244,7 +233,7 @@ class MountConnection:
         fd = sealed_file(payload)
         try:
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-            frame = encode(Keep(len(payload), np.array(inodes, np.uint64)))
+            frame = protocol.encode(protocol.Keep(len(payload), np.array(inodes, np.uint64)))
             sent = self._stream.sendmsg([frame], passed)
             if sent < len(frame):
                 self._stream.sendall(frame[sent:])
@@ -260,24 +249,26 @@ class MountConnection:
         ):
             self._count_answer(answer)
 
-    def turns(self, indices: Sequence[int], generation: int, wait_s: float) -> Turns:
+    def turns(self, indices: Sequence[int], generation: int, wait_s: float) -> protocol.Turns:
         """Ask which generations to use next; raises OSError and ProtocolError if the connection is of no more use."""
         deadline = time.monotonic() + wait_s
-        self._stream.sendall(encode(Turn(np.array([generation], np.uint64), np.array(indices, np.uint32))))
+        self._stream.sendall(
+            protocol.encode(protocol.Turn(np.array([generation], np.uint64), np.array(indices, np.uint32)))
+        )
         while answer := self._next(max(0.0, deadline - time.monotonic())):
-            if isinstance(answer, Turns):
+            if isinstance(answer, protocol.Turns):
                 return answer
             if not self._unanswered:
-                raise ProtocolError(answer.text if isinstance(answer, Error) else f"it answered {answer.TYPE}")
+                raise ProtocolError(answer.text if isinstance(answer, protocol.Error) else f"it answered {answer.TYPE}")
             self._count_answer(answer)
         raise TimeoutError("it does not answer")
 
-    def _count_answer(self, answer: Message) -> None:
+    def _count_answer(self, answer: protocol.Message) -> None:
         self._unanswered -= 1
-        if not isinstance(answer, Ok):
-            self.refusals.append(answer.text if isinstance(answer, Error) else answer.TYPE)
+        if not isinstance(answer, protocol.Ok):
+            self.refusals.append(answer.text if isinstance(answer, protocol.Error) else answer.TYPE)
 
-    def _next(self, wait_s: float) -> Message | None:
+    def _next(self, wait_s: float) -> protocol.Message | None:
         """The next answer; None if none comes within `wait_s`."""
         while not self._answers:
             poll = select.poll()
@@ -308,7 +299,9 @@ class MountStore:
         A sample may have `most_bytes`. `job` is that of the training if it shares them with others (`turns`).
         """
         self._mount, self._paths, self.name = mount, paths, name
-        self._begun = PartialSamples("trainer_hook", name, wanted_bytes, job, None if job is None else len(paths))
+        self._begun = protocol.PartialSamples(
+            "trainer_hook", name, wanted_bytes, job, None if job is None else len(paths)
+        )
         self._line: MountConnection | None = None
         self._client: Client | None = None
         self._retry_at, self._pause_s = -math.inf, DEFAULT_PATIENCE.first_pause_s

@@ -90,9 +90,7 @@ class ShadeSampler(SpiderSampler):
         super().__init__(samples, coverage=coverage, settled=settled, **options)
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: give 1 or more")
-        self._repeats = repeats
-        self._cached_first = cached_first
-        self._while_improving = while_improving
+        self._repeats, self._cached_first, self._while_improving = repeats, cached_first, while_improving
         # What was cached when this rank asked for scores last; None if that is not known.
         self._cached: npt.NDArray[np.bool_] | None = None
         self.trend = Trend()

@@ -4,16 +4,15 @@ The policy knows nothing of packages. It says (`core/policy.py`) which samples r
 do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each one thing at a time:
 
 - **Packing**: with the policy's first list of samples that rank low, random cached ones of them are packed. From then
-  on, a sample that was missed and fetched for its reader is copied while it is cached. When the copies fill a package,
-  it is written to the source. So packing reads no samples from the source.
+  on, a sample that was missed and fetched for its reader is copied while it is cached; so packing reads no samples from
+  the source. When the copies fill a package, it is written to the source.
 - **Repacking**: with each new list, packages whose samples have come to rank high are read and removed, in a random
   order. What still ranks low in them is packed again.
 - **Loading**: while the policy has room, the package with the most bytes that it wants is read, if these are half of
   the package or more. The wanted samples go into the store and to the engine like all fetched samples.
 
 A package that another user may have written, or that is sealed with another key, is left alone and counted. No failure
-here costs a reader anything. If the source cannot be written to, no further package is written. All state belongs to
-the manager's event loop.
+here costs a reader anything. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations

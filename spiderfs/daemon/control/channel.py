@@ -15,15 +15,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import trio
 
-from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
+from spiderfs.errors import ConfigError, NotFound, SpiderfsError, TryAgain
 from spiderfs.protocol.requests import socket_address
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,46 @@ Send = Callable[[bytes], Awaitable[None]]
 """Takes a piece of a text."""
 
 
-class Answering(Protocol):
-    async def render(self, name: str, send: Send) -> None: ...
+# A list takes as much disk as it is long, and half of the manager's time while it is written.
+_LISTS_AT_ONCE = 4
 
-    async def apply(self, name: str, text: bytes) -> None: ...
+Render = Callable[[], bytes | AsyncGenerator[bytes]]
+"""Gives the text of a control file (`texts.py`), at once or piece by piece."""
+
+Act = Callable[[bytes], Awaitable[None]]
+"""Acts on what was written to a control file (`commands.py`); raises ConfigError with the reason of a refusal."""
+
+
+class ControlTable:
+    def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act]) -> None:
+        self._renders, self._acts = renders, acts
+        self.last_refusal = ""
+        """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
+        self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
+
+    async def render(self, name: str, send: Send) -> None:
+        """Send the text of a control file; raises NotFound."""
+        if name not in self._renders:
+            raise NotFound(f"no control file {name}")
+        text = self._renders[name]()
+        if isinstance(text, bytes):
+            await send(text)
+            return
+        async with self._listing, aclosing(text) as pieces:
+            async for piece in pieces:
+                await send(piece)
+
+    async def apply(self, name: str, text: bytes) -> None:
+        """Act on what was written to a control file; raises SpiderfsError with the reason of a refusal."""
+        if name not in self._acts:
+            raise ConfigError(f"{name} can only be read")
+        try:
+            await self._acts[name](text)
+        except SpiderfsError as exc:
+            self.last_refusal = str(exc)
+            raise
+        if name == "config":
+            self.last_refusal = ""
 
 
 class ControlClient:
@@ -85,14 +122,14 @@ class ControlClient:
         raise TryAgain("the manager has ended in the middle of its answer")
 
 
-async def answer_questions(listener: socket.socket, table: Answering, nursery: trio.Nursery) -> None:
+async def answer_questions(listener: socket.socket, table: ControlTable, nursery: trio.Nursery) -> None:
     """The manager's end: answer until cancelled."""
     listener.setblocking(False)
     accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
     await trio.serve_listeners(partial(_answer, table), [accepting], handler_nursery=nursery)
 
 
-async def _answer(table: Answering, stream: trio.SocketStream) -> None:
+async def _answer(table: ControlTable, stream: trio.SocketStream) -> None:
     sending = trio.Lock()
 
     async def send(message: dict[str, Any]) -> None:
@@ -102,7 +139,12 @@ async def _answer(table: Answering, stream: trio.SocketStream) -> None:
 
     try:
         with trio.fail_after(QUESTION_TIMEOUT_S):
-            question = msgpack.unpackb(await _receive_all(stream), unicode_errors="surrogateescape")
+            received = bytearray()
+            async for piece in stream:
+                received += piece
+                if len(received) > MAX_MESSAGE_BYTES:
+                    raise ValueError("too long")
+            question = msgpack.unpackb(received, unicode_errors="surrogateescape")
         if "render" in question:
             act = partial(table.render, question["render"], lambda text: send({"text": text}))
         else:
@@ -151,12 +193,3 @@ async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
 def _packed(message: dict[str, Any]) -> bytes:
     packed: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
     return packed
-
-
-async def _receive_all(stream: trio.SocketStream) -> bytes:
-    received = bytearray()
-    async for piece in stream:
-        received += piece
-        if len(received) > MAX_MESSAGE_BYTES:
-            raise ValueError("too long")
-    return bytes(received)

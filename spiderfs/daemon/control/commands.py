@@ -1,10 +1,8 @@
-"""The control files by name: how to render each one, how to act on a write, and how options change.
+"""How to act on a write to a control file, and how options change (`LiveOptions`).
 
-Each command takes the written text, and a component that acts on it.
-
-**Options** (`LiveOptions`). A change is published first: written to a file that all workers follow and from which a new
-manager begins. Then each component of this manager applies it, in a fixed order. If one fails, all of them and the file
-go back to the old options. An error or a crash leaves this behind:
+A change of options is published first: written to a file that all workers follow and from which a new manager begins.
+Then each component of this manager applies it, in a fixed order. If one fails, all of them and the file go back to the
+old options. An error or a crash leaves this behind:
 
     the change cannot be published     nothing has changed
     a component refuses the change     the old options are published again and every component has them again; for a
@@ -21,16 +19,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.warmer import Pattern, Warmer
-from spiderfs.daemon.control.channel import Send
 from spiderfs.daemon.training.service import Training
-from spiderfs.errors import ConfigError, NotFound, SpiderfsError
+from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.options.model import Options
 from spiderfs.views.tree import Forms
 
@@ -95,48 +91,6 @@ class LiveOptions:
             log.error(
                 "a change of options cannot be taken back yet (%s): free the disk of the cache", "; ".join(failed)
             )
-
-
-# A list takes as much disk as it is long, and half of the manager's time while it is written.
-_LISTS_AT_ONCE = 4
-
-Render = Callable[[], bytes | AsyncGenerator[bytes]]
-"""Gives the text of a control file (`texts.py`), at once or piece by piece."""
-
-Act = Callable[[bytes], Awaitable[None]]
-"""Acts on what was written to a control file (`commands.py`); raises ConfigError with the reason of a refusal."""
-
-
-class ControlTable:
-    def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act]) -> None:
-        self._renders, self._acts = renders, acts
-        self.last_refusal = ""
-        """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
-        self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
-
-    async def render(self, name: str, send: Send) -> None:
-        """Send the text of a control file; raises NotFound."""
-        if name not in self._renders:
-            raise NotFound(f"no control file {name}")
-        text = self._renders[name]()
-        if isinstance(text, bytes):
-            await send(text)
-            return
-        async with self._listing, aclosing(text) as pieces:
-            async for piece in pieces:
-                await send(piece)
-
-    async def apply(self, name: str, text: bytes) -> None:
-        """Act on what was written to a control file; raises SpiderfsError with the reason of a refusal."""
-        if name not in self._acts:
-            raise ConfigError(f"{name} can only be read")
-        try:
-            await self._acts[name](text)
-        except SpiderfsError as exc:
-            self.last_refusal = str(exc)
-            raise
-        if name == "config":
-            self.last_refusal = ""
 
 
 async def change_config(options: LiveOptions, text: bytes) -> None:

@@ -177,11 +177,6 @@ def of_all_opens(counters: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def stats_json(figures: Figures) -> bytes:
-    """All figures, for programs."""
-    return json.dumps(figures, indent=2).encode() + b"\n"
-
-
 def metrics(figures: Figures, counters: SharedCounters) -> bytes:
     sections = {name: section["bytes"] for name, section in figures["sections"].items()}
     directories = {found["directory"]: not found["left_out"] for found in figures["cache_dirs"]}

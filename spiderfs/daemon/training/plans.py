@@ -246,19 +246,6 @@ class Plans:
         self.report_unseen(now_s)
         self._wake_prefetcher()
 
-    def exchange(
-        self,
-        rank: Rank,
-        job: str,
-        known_list: KnownList,
-        question: Exchange,
-        ready: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.uint32]:
-        """What a rank is to take in the places of the samples that come next; see `Sharing.ask`."""
-        given = self.sharing.ask(rank, job, known_list, question, ready)
-        self._wake_prefetcher()
-        return given
-
     def trainer_left(self, trainer: int) -> None:
         self._unplan(trainer)
         self.sharing.trainer_left(trainer)

@@ -137,7 +137,11 @@ _ASKED_S, _LOOK_S = 1.0, 0.005
 
 
 class Training:
-    """A `HookSink`, and what the manager knows of trainings."""
+    """What the manager knows of trainings, and what the hook's server calls with the messages of trainers.
+
+    The calls for one trainer come one at a time, in the order of its messages. `name` is that of a list which the
+    trainer has declared. A SpiderfsError that such a method raises is sent to the trainer.
+    """
 
     def __init__(
         self,
@@ -181,7 +185,7 @@ class Training:
             options.mountpoint,
         )
         self._counters, self._immutable = supply.counters, options.immutable
-        self._workers_know = workers_know
+        self._workers_know, self._wake_prefetcher = workers_know, wake_prefetcher
         self._gives_substitutes = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
         self.plans = Plans(cache, self.feed, options, wake_prefetcher, self._read_unseen, catalogue.size_of)
@@ -328,7 +332,7 @@ class Training:
         """The state of the link to other nodes, if there is one."""
         return self._nodes.link_status()
 
-    # -- what trainers send (`HookSink` of hook_server.py)
+    # -- what trainers send
 
     async def attached(self, trainer: Trainer) -> None:
         hello = trainer.hello
@@ -339,6 +343,7 @@ class Training:
         self.accounts.attached(self.trainers.number_of(trainer), hello.job, hello.name, hello.epoch or 0)
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+        """A trainer declared a list, in place of one with the same name."""
         before = self.trainers.learned(trainer, samples.name)
         declared = await self.declared_lists.declare(trainer, samples)
         self._nodes.look_again()
@@ -348,9 +353,11 @@ class Training:
         return replace(declared, oldest=partial(self.scoring.thinned, number, job_dataset))
 
     def withdrawn(self, trainer: Trainer, name: str) -> None:
+        """A list of a trainer makes room for another one."""
         self.trainers.withdraw(trainer, name)
 
     async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
+        """Learn from batches that are alike in shape and came one after another; several if this is behind."""
         job_dataset = self.trainers.job_dataset_of(trainer, name)
         self.trainers.learns_from(trainer, name)
         await self._until_workers_know()
@@ -390,6 +397,7 @@ class Training:
             self._note_news(Planned(number, job_dataset.job_dataset_id, plan.epoch, plan.position, plan.begun, keys))
 
     def progressed(self, trainer: Trainer, progress: Progress) -> None:
+        """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
         number = self.trainers.number_of(trainer)
         self.plans.progressed(number, progress)
         if self._note_news is not None and self.plans.followed:
@@ -401,15 +409,19 @@ class Training:
     def exchange(
         self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.uint32]:
+        """One sample for each that is wanted, or none; `ready`: of which the job can use a partial sample."""
         rank = (self.trainers.number_of(trainer), question.list)
         job_dataset = self.trainers.job_dataset_of(trainer, question.list)
         if self._note_news is not None:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
             self._note_news(events.Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
-        return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question, ready)
+        given = self.plans.sharing.ask(rank, trainer.job_id, job_dataset.list, question, ready)
+        self._wake_prefetcher()
+        return given
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
+        """One score a sample, finite and >= 0; empty while there are none."""
         return self.scoring.to_draw_by(self.trainers.job_dataset_of(trainer, name))
 
     @property
@@ -417,10 +429,12 @@ class Training:
         return self.plans.followed
 
     async def cached(self, trainer: Trainer, name: str) -> npt.NDArray[np.bool_]:
+        """One flag a sample."""
         members, job_dataset = self._cache.engine.members, self.trainers.job_dataset_of(trainer, name)
         return np.array([inode in members for inode in job_dataset.list.inodes.tolist()], np.bool_)
 
     async def pin(self, trainer: Trainer, name: str, indices: npt.NDArray[np.uint32]) -> int:
+        """Pin these samples in place of those pinned before; returns how many of them the cache holds, or will."""
         job_dataset = self.trainers.job_dataset_of(trainer, name)
         held = await self.pinboard.pin(trainer, name, job_dataset, indices)
         # A pinned sample has no substitute from now on, and stands in for no other.

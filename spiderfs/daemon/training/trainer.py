@@ -88,6 +88,21 @@ class SampleList:
         """The paths, split again at each call."""
         return self.text.split(b"\0")[:-1]
 
+    @property
+    def digest(self) -> str:
+        """Two declarations have one if they name the same files with the same labels in the same order."""
+        return xxhash.xxh3_64_hexdigest(self.text[:-1] + self.labels.tobytes())
+
+    def leave_out_contradictions(self, inodes: npt.NDArray[np.uint64]) -> None:
+        """Make a file unknown that the list names with different labels: for which samples may it stand in?"""
+        label_of: dict[int, int] = {}
+        contradicted = set()
+        for inode, label in zip(inodes.tolist(), self.labels.tolist(), strict=True):
+            if label_of.setdefault(inode, label) != label:
+                contradicted.add(inode)
+        if contradicted:
+            inodes[np.isin(inodes, np.array(sorted(contradicted), np.uint64))] = 0
+
 
 class KnownList:
     """A declared list, whose samples and files do not change: sample i is the file `inodes[i]`, 0 if it is unknown."""
@@ -127,11 +142,6 @@ class KnownList:
         return {inode: labels[index] for index, inode in enumerate(self.keys) if self.index_of.get(inode) == index}
 
 
-def digest_of(samples: SampleList) -> str:
-    """Two declarations have one digest if they name the same files with the same labels in the same order."""
-    return xxhash.xxh3_64_hexdigest(samples.text[:-1] + samples.labels.tobytes())
-
-
 async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
     """The file that each path leads to, also by links, 0 for a path without one; lists directories not known yet."""
     inodes = np.zeros(len(paths), np.uint64)
@@ -157,14 +167,3 @@ async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister
         led = [(index, target) for (index, _), target in zip(links, targets, strict=True) if target is not None]
         indices, paths = [index for index, _ in led], [target for _, target in led]
     return inodes
-
-
-def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:
-    """Make a file unknown that the list names with different labels: for which samples may it stand in?"""
-    label_of: dict[int, int] = {}
-    contradicted = set()
-    for inode, label in zip(inodes.tolist(), labels.tolist(), strict=True):
-        if label_of.setdefault(inode, label) != label:
-            contradicted.add(inode)
-    if contradicted:
-        inodes[np.isin(inodes, np.array(sorted(contradicted), np.uint64))] = 0

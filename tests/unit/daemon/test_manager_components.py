@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.daemon.context import MountContext, create_context
+from spiderfs.daemon.context import MountContext
 from spiderfs.daemon.manager import Manager
 from spiderfs.daemon.published_options import publish_options, published_options
 from spiderfs.errors import ConfigError, StoreFull
@@ -40,7 +40,7 @@ class Mount:
         for name in ("source", "m", "cache"):
             (directory / name).mkdir()
         options = Options(source=directory / "source", mountpoint=directory / "m", cache_dir=directory / "cache")
-        self.context: MountContext = create_context(options, open_source(options.source))
+        self.context = MountContext(options, open_source(options.source))
         environment.claim(self.context.layout.store)
         publish_options(self.context.layout.run, options)
         self.manager = self.next_manager()

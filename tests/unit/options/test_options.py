@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, SpiderfsError
-from spiderfs.options.model import GROUPS, Capacity, Options, check_change, default_rows, parse_duration, parse_size
+from spiderfs.options.model import GROUPS, Options, check_change, default_rows
 from spiderfs.options.paths import capacity_remark, missing_remark
-from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
+from spiderfs.options.units import (
+    MAX_SIZE_BYTES,
+    SIZE_UNITS,
+    Capacity,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, Opener
 from spiderfs.sources.source import SourceStat

@@ -316,8 +316,10 @@ class TestWarmUp:
 
 
 class TestSingleUseSubstitutes:
-    def test_members_wait_while_many_are_offered(self) -> None:
-        substitutes = SingleUseSubstitutes(lambda key: key >= 100, samples_each=1, max_offered=2)
+    def test_members_wait_while_many_are_offered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(impact, "SAMPLES_EACH", 1)
+        monkeypatch.setattr(impact, "MAX_OFFERED", 2)
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
         substitutes.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
         for key in (1, 2, 3):
             substitutes.add(key)

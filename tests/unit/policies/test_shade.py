@@ -34,23 +34,21 @@ class TestAdmission:
 
 
 class TestGhosts:
-    def test_are_bounded_and_the_lowest_go_first(self) -> None:
-        policy = Shade(max_ghosts=16)
+    def test_are_bounded_and_the_lowest_go_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shade, "MAX_GHOSTS", 16)
+        policy = Shade()
         for key in range(17):
             policy.scored(key, 1.0 + key)
-        assert policy.ghosts == 14
+        assert len(policy.state()["ghosts"]) == 14
         assert [policy.score(key) for key in (2, 3)] == [0, 4]
 
-    def test_a_member_keeps_its_score_without_its_ghost(self) -> None:
-        policy = Shade(max_ghosts=8)
+    def test_a_member_keeps_its_score_without_its_ghost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shade, "MAX_GHOSTS", 8)
+        policy = Shade()
         engine = engine_with(policy, 20, {1: 1.0, 2: 1.5})
         for key in range(3, 10):
             engine.scored(key, 5.0)
         assert (policy.score(1), list(policy.eviction_order())) == (1.0, [1, 2])
-
-    def test_a_limit_below_one_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="max_ghosts"):
-            Shade(max_ghosts=0)
 
     def test_the_highest_are_saved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shade, "SAVED_GHOSTS", 2)

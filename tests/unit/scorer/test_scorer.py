@@ -211,14 +211,9 @@ class TestScorer:
         expected = [log(1 + 1 / 500 + 1), log(1 / 2 + 1 / 500 + 1), log(1 + 1 / 500 + 1), log(2 + 3 / 500 + 1), log(3)]
         assert scores.scores == pytest.approx(expected, rel=1e-6)
         assert scorer.scores == pytest.approx(expected, rel=1e-6)
-        hub = scores.hub()
-        assert hub is not None
+        hub = next(scores.hubs())
         assert (hub.id, hub.neighbours.tolist()) == (1, [0, 2])
         assert hub.distances == pytest.approx([2 * np.sin(np.radians(5)), 2 * np.sin(np.radians(7.5))], abs=1e-3)
-        following = scores.hub(skip=lambda sample: sample == 1)
-        assert following is not None
-        assert following.id == 0
-        assert scores.hub(skip=lambda sample: sample < 3) is None
         assert [hub.id for hub in scores.hubs()] == [1, 0, 2]
 
     def test_every_substitute_has_the_label_of_its_hub(self, kind: Kind) -> None:
@@ -227,7 +222,7 @@ class TestScorer:
         rng = np.random.default_rng(1)
         for _ in range(20):
             ids = rng.choice(400, 40)
-            hub = scorer.batch(ids, embeddings[ids]).hub()
+            hub = next(scorer.batch(ids, embeddings[ids]).hubs(), None)
             if hub is not None:
                 assert (labels[hub.neighbours] == labels[hub.id]).all()
                 assert hub.id not in hub.neighbours
@@ -245,8 +240,8 @@ class TestScorer:
             scorer.batch(np.arange(start, start + 40), embeddings[start : start + 40])
             assert scorer.radius == frozen
         statistics = scorer.statistics()
-        assert 5 < statistics.median_same < 29
-        assert statistics.isolated_share < 0.2
+        assert 5 < statistics["median_same"] < 29
+        assert statistics["isolated_share"] < 0.2
         assert statistics.scored_share == 1
         assert statistics.sigma == pytest.approx(scorer.scores.std(), rel=1e-4)
         # What lies in another class is what is worth most.
@@ -278,7 +273,7 @@ class TestScorer:
         assert again.restore(tmp_path)
         assert again.radius == scorer.radius
         assert again.scores.tolist() == scorer.scores.tolist()
-        assert again.statistics().median_same == scorer.statistics().median_same
+        assert again.statistics() == scorer.statistics()
         one, other = (each.batch(np.arange(100, 200), embeddings[100:]) for each in (scorer, again))
         assert np.abs(one.same - other.same).mean() < 0.5
         for labels_now, dimension_now, options_now in (
@@ -433,7 +428,7 @@ def test_the_radius_of_a_class_takes_in_a_share_of_each(kind: Kind, share: float
     for size in (60, 240):
         its = np.bincount(labels)[labels] == size
         assert counts.same[its].mean() == pytest.approx(share * (size - 1), rel=0.2)
-    assert scorer.statistics().mean_same == pytest.approx(counts.same.mean())
+    assert scorer.statistics()["mean_same"] == pytest.approx(counts.same.mean())
 
 
 class TestRawEmbeddings:

@@ -112,7 +112,7 @@ class TestLosses:
     def test_without_losses_nothing_is_scored_and_that_is_said(self, kind: type[LossScores]) -> None:
         scoring = kind(LABELS)
         scored = scoring.batch([1, 2], EMBEDDINGS)
-        assert (len(scored.ids), len(scored.scores), scored.hub()) == (0, 0, None)
+        assert (len(scored.ids), len(scored.scores), [*scored.hubs()]) == (0, 0, [])
         assert dict(scoring.described())["without losses"].startswith("1 ")
 
     def test_must_be_finite_and_as_many_as_samples(self) -> None:

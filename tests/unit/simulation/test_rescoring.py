@@ -43,7 +43,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
             writer.event(0, Ratio(0.5))
             writer.event(0, TracedBatch(str(LIST), INODES[places], embeddings, losses))
             writer.event(0, Scored(str(LIST), INODES[found.ids].tolist(), found.scores.tolist()))
-            if (hub := found.hub()) is not None:
+            if (hub := next(found.hubs(), None)) is not None:
                 neighbours = INODES[hub.neighbours].tolist()
                 writer.event(0, AtHand(int(INODES[hub.id]), SIZE))
                 writer.event(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()))

@@ -17,11 +17,10 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,8 @@ import trio
 
 from spiderfs import __version__, protocol
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
-from spiderfs.daemon.training.trainer import Declared, Oldest, SampleList, Trainer
+from spiderfs.daemon.training.service import Training
+from spiderfs.daemon.training.trainer import Oldest, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import Batch, EpochEnd, Error, Exchange, Goodbye, Message, Ok, Plan, Progress, Samples, Warn
 from spiderfs.protocol.requests import socket_address
@@ -37,12 +37,12 @@ from spiderfs.shared.escapes import escaped_path
 from spiderfs.views.tree import VIEWS_DIRECTORY
 
 
+@dataclass
 class DeclaredBytes:
     """The bytes of all lists that are being declared, over all connections; `limit` is how many there may be."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
+    limit: int
+    held: int = 0
 
 
 @dataclass
@@ -284,55 +284,6 @@ _ASKED = (protocol.ScoresRequest, protocol.CachedRequest, protocol.Pin, protocol
 _SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, *_ASKED, Goodbye)
 
 
-class HookSink(Protocol):
-    """Acts on the messages of trainers; the calls for one trainer come one at a time, in the order of its messages.
-
-    `name` is that of a list which the trainer has declared. A SpiderfsError that a method raises is sent to the
-    trainer. A method that would block uses a thread.
-    """
-
-    async def attached(self, trainer: Trainer) -> None: ...
-
-    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
-        """A trainer declared a list, in place of one with the same name."""
-
-    def withdrawn(self, trainer: Trainer, name: str) -> None:
-        """A list of a trainer makes room for another one."""
-
-    async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
-        """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
-
-    async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
-
-    async def plan(self, trainer: Trainer, plan: Plan) -> None: ...
-
-    def progressed(self, trainer: Trainer, progress: Progress) -> None:
-        """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
-
-    def exchange(
-        self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[np.uint32]:
-        """One sample for each that is wanted, or none; `ready`: of which the job can use a partial sample."""
-
-    async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
-        """One score a sample, finite and >= 0; empty while there are none."""
-
-    @property
-    def follows_plans(self) -> bool:
-        """Whether plans of trainers are followed now."""
-
-    async def cached(self, trainer: Trainer, name: str) -> npt.NDArray[np.bool_]:
-        """One flag a sample."""
-
-    async def pin(self, trainer: Trainer, name: str, indices: npt.NDArray[np.uint32]) -> int:
-        """Pin these samples in place of those pinned before; returns how many of them the cache holds, or will."""
-
-    async def warm_up(self, trainer: Trainer, name: str, active: bool) -> None:
-        """The training on this list begins its warm-up, or has ended it."""
-
-    async def detached(self, trainer: Trainer) -> None: ...
-
-
 @dataclass(frozen=True)
 class ServerLimits:
     """The limits on the resources that trainers may use."""
@@ -356,19 +307,16 @@ class Connection:
     """One trainer's connection: a task that reads and a task that feeds the sink, with a bounded backlog between them.
 
     The reader decodes and checks messages, and answers mistakes. The feeder calls the sink, one call at a time and in
-    order. The sink gets all batches that wait in one call, and scores as many of their rows as there is time for. When
-    batches wait that take too many bytes, rows of theirs are left out. So a training that is faster than its scoring
-    has fewer of its rows scored, and no batch is lost as a whole.
-
-    For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full,
-    which its hook can bear. `progress` and `exchange` pass the backlog by: they are about now, and batches may wait for
-    seconds. Both tasks send answers, each whole message under a lock.
+    order, with all batches that wait in one call (`Backlog`). For every other message the reader waits until the
+    backlog has room. Then the trainer's own socket becomes full, which its hook can bear. `progress` and `exchange`
+    pass the backlog by: they are about now, and batches may wait for seconds. Both tasks send answers, each whole
+    message under a lock.
     """
 
     def __init__(
         self,
         stream: trio.SocketStream,
-        sink: HookSink,
+        sink: Training,
         count: Callable[[str, int], None],
         limits: ServerLimits,
         declared_bytes: DeclaredBytes,
@@ -439,19 +387,16 @@ class Connection:
 
     async def _refuse(self, error: ProtocolError) -> None:
         self._count("hook_malformed", 1)
+        text, version = str(error), protocol.VERSION
         if error.code == "version":
-            await self._refuse_version(self._decoder.version)
-        else:
-            await self.answer(Error(error.code, str(error)))
-
-    async def _refuse_version(self, version: int) -> None:
-        """Refuse a hook of another version, in a frame that it can read."""
-        where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
-        text = (
-            f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
-            f"(spiderfs {__version__}): update spiderfs {where}"
-        )
-        await self.answer(Error("version", text), version)
+            # The answer goes in a frame that a hook of another version can read.
+            version = self._decoder.version
+            where = "where the training runs" if version < protocol.VERSION else "where the mount is, and mount again"
+            text = (
+                f"the hook speaks version {version} of the hook protocol, and this mount version {protocol.VERSION} "
+                f"(spiderfs {__version__}): update spiderfs {where}"
+            )
+        await self.answer(Error(error.code, text), version)
 
     async def _read(self, trainer: Trainer, backlog: Backlog) -> None:
         while (message := await self._next()) is not None:
@@ -637,7 +582,7 @@ class HookServer:
 
     def __init__(
         self,
-        sink: HookSink,
+        sink: Training,
         count: Callable[[str, int], None],
         limits: ServerLimits = DEFAULT_LIMITS,
         partials: PartialKeeper | None = None,

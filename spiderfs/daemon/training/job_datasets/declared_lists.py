@@ -8,13 +8,12 @@ redirects are withdrawn. All state belongs to the manager's event loop.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +25,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
-from spiderfs.daemon.training.trainer import (
-    Declared,
-    KnownList,
-    SampleList,
-    Trainer,
-    digest_of,
-    inodes_of,
-    leave_out_contradictions,
-)
+from spiderfs.daemon.training.trainer import Declared, KnownList, SampleList, Trainer, inodes_of
 from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, READ_AHEAD_KIB, set_read_ahead
@@ -195,10 +186,12 @@ class DeclaredLists:
 
     async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
         """Begin, or go on with, the job dataset of a declared list; raises ProtocolError for more than MAX_SAMPLES."""
-        digest = digest_of(samples)
+        digest = samples.digest
         job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
         warnings: list[str] = []
-        with self._declaring(job_dataset_id):
+        # This job dataset does not leave memory meanwhile.
+        self._declared_now.append(job_dataset_id)
+        try:
             paths, has_ranges = samples.paths, DIRECTORY in samples.text
             if has_ranges:
                 release = self._cache.release_blocks
@@ -208,7 +201,7 @@ class DeclaredLists:
             # What has no path lies outside of the mount, which has been said.
             unknown = [paths[index] for index in np.flatnonzero(inodes == 0).tolist() if paths[index]]
             del paths
-            leave_out_contradictions(inodes, samples.labels)
+            samples.leave_out_contradictions(inodes)
             async with self._beginning:
                 await self._make_room(job_dataset_id, len(samples))
                 known_list = self._job_datasets.known_list(digest, inodes) or KnownList(digest, samples, inodes)
@@ -227,6 +220,8 @@ class DeclaredLists:
                     job_dataset.list = known_list
                     warnings += await self._begin(job_dataset, trainer.hello)
             self._trainers.declare(trainer, samples.name, job_dataset, samples.sends_batches)
+        finally:
+            self._declared_now.remove(job_dataset_id)
         return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
 
     async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
@@ -236,9 +231,9 @@ class DeclaredLists:
             digest = job_dataset.list.digest
             try:
                 if (other := self._job_datasets.get(job_dataset_id_of(hello.scores_from, digest))) is not None:
-                    await self._scoring.save_job_dataset(other)
+                    await self._scoring.in_turn(other.save)
                 theirs = directory_of(self._scores_directory, hello.scores_from, digest)
-                await self._scoring.take_over(job_dataset, theirs)
+                await self._scoring.in_turn(job_dataset.take_over, theirs)
             except OSError as exc:
                 warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
         await self._scoring.introduce(job_dataset)
@@ -248,15 +243,6 @@ class DeclaredLists:
             if hello.resume:
                 warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
         return warnings
-
-    @contextlib.contextmanager
-    def _declaring(self, job_dataset_id: str) -> Iterator[None]:
-        """This job dataset does not leave memory meanwhile."""
-        self._declared_now.append(job_dataset_id)
-        try:
-            yield
-        finally:
-            self._declared_now.remove(job_dataset_id)
 
     async def _make_room(self, job_dataset_id: str, samples: int) -> None:
         if self._is_full(job_dataset_id, samples):
@@ -336,7 +322,7 @@ class DeclaredLists:
             if (job_dataset := self._job_datasets.get(job_dataset_id)) is None or now - since < grace_s:
                 continue
             try:
-                await self._scoring.save_job_dataset(job_dataset)
+                await self._scoring.in_turn(job_dataset.save)
             except OSError as exc:
                 log.warning(
                     "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",

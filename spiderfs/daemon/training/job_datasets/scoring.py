@@ -2,9 +2,8 @@
 
 The way of a batch:
 
-1. For each sample that the batch names, find the sample whose bytes the trainer got
-   (`core/batches.py`). Otherwise the embedding of a substitute would be filed under the sample that it
-   stood in for.
+1. For each sample that the batch names, find the sample whose bytes the trainer got (`core/batches.py`). Otherwise the
+   embedding of a substitute would be filed under the sample that it stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread, or send them to the mount that does it for all (`several_nodes.py`).
 4. Give the policy the scores and the hub (`core/feed.py`).
@@ -16,9 +15,9 @@ to end an epoch) waits until the batch is scored. Everything but the scorings be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +40,9 @@ from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
 from spiderfs.trace import Recording, TracedBatch
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 # The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 4096
@@ -58,6 +60,13 @@ class _Rows(NamedTuple):
     losses: npt.NDArray[np.float32] | None
     epoch: int
     """That of all batches."""
+
+    def apart(self) -> Iterator[_Rows]:
+        """The rows of each batch."""
+        for number in np.unique(self.batches):
+            its = self.batches == number
+            losses = None if self.losses is None else self.losses[its]
+            yield _Rows(self.indices[its], self.batches[its], self.embeddings[its], losses, self.epoch)
 
 
 class BatchScoring:
@@ -114,15 +123,16 @@ class BatchScoring:
         rows, name = self._rows(trainer, job_dataset, batches), self.scoring
         if rows is None:
             return
-        if self._nodes.follows(job_dataset) and self._nodes.send(job_dataset, name, _batches_of(rows)):
-            return
+        if self._nodes.follows(job_dataset):
+            # Their indices name the samples that were served.
+            sent = [Batch("", some.epoch, 0, some.indices, some.embeddings, some.losses) for some in rows.apart()]
+            if self._nodes.send(job_dataset, name, sent):
+                return
         scored = await self._score(name, job_dataset, rows)
         if self._recording is not None and self._records_embeddings:
-            for place, number in enumerate(np.unique(rows.batches)):
-                its = rows.batches == number
-                losses = None if rows.losses is None else rows.losses[its]
-                inodes = job_dataset.list.inodes[rows.indices[its]]
-                batch = TracedBatch(str(job_dataset.number), inodes, rows.embeddings[its], losses, goes_on=place > 0)
+            for place, some in enumerate(rows.apart()):
+                inodes = job_dataset.list.inodes[some.indices]
+                batch = TracedBatch(str(job_dataset.number), inodes, some.embeddings, some.losses, goes_on=place > 0)
                 self._recording.event(steady_clock.now(), batch)
         hubs = await self._publish(name, job_dataset, rows, scored)
         self._nodes.publish(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
@@ -171,7 +181,7 @@ class BatchScoring:
             scored = scoring.batch(rows.indices, rows.embeddings, rows.losses, len(np.unique(rows.batches)))
             return scored, time.perf_counter() - started
 
-        scored, took_s = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)
+        scored, took_s = await self.in_turn(score)
         job_dataset.scoring_s += took_s
         return scored
 
@@ -209,7 +219,7 @@ class BatchScoring:
         def take_over() -> None:
             job_dataset.scoring_for(name, scores.dimension, self._options).adopt(BatchScores(ids, scores.scores))
 
-        await trio.to_thread.run_sync(take_over, limiter=self._one_at_a_time)
+        await self.in_turn(take_over)
         if await self._pass_on(name, job_dataset, ids, lambda some: scores.scores[some]):
             for hub in hubs:
                 if job_dataset.list.inodes[hub.id]:
@@ -245,14 +255,14 @@ class BatchScoring:
         sigmas = {}
         for job_dataset in job_datasets:
             if (scoring := self.of(job_dataset)) is not None:
-                await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
+                await self.in_turn(scoring.new_epoch)
                 sigmas[job_dataset.job_dataset_id] = scoring.sigma
         return sigmas
 
     async def introduce(self, job_dataset: JobDataset) -> None:
         """Give the policy a job dataset that is in memory, and the scores that its job has saved, if there are any."""
         name = self.scoring
-        await trio.to_thread.run_sync(job_dataset.remember, name, self._options, limiter=self._one_at_a_time)
+        await self.in_turn(job_dataset.remember, name, self._options)
         # It may have left memory meanwhile. What is begun then no one would end.
         if self._job_datasets.get(job_dataset.job_dataset_id) is not job_dataset:
             return
@@ -278,7 +288,7 @@ class BatchScoring:
                 found.append(("recall", f"{scoring.recall(sample, np.random.default_rng(0)):.3f}"))
             return found
 
-        return await trio.to_thread.run_sync(describe, limiter=self._one_at_a_time)
+        return await self.in_turn(describe)
 
     def save(self) -> None:
         """Write down the scores of all job datasets. Blocks on the disk, and must not run while a batch is scored."""
@@ -286,23 +296,6 @@ class BatchScoring:
             job_dataset.save()
         delete_older_scores(self._scores_directory, {job_dataset.directory for job_dataset in self._job_datasets})
 
-    async def save_in_thread(self) -> None:
-        await trio.to_thread.run_sync(self.save, limiter=self._one_at_a_time)
-
-    async def save_job_dataset(self, job_dataset: JobDataset) -> None:
-        """Write down the scores of one job dataset; raises OSError."""
-        await trio.to_thread.run_sync(job_dataset.save, limiter=self._one_at_a_time)
-
-    async def take_over(self, job_dataset: JobDataset, directory: Path) -> None:
-        """Let a job dataset begin with what another has saved in `directory`, if there is anything; raises OSError."""
-        await trio.to_thread.run_sync(job_dataset.take_over, directory, limiter=self._one_at_a_time)
-
-
-def _batches_of(rows: _Rows) -> list[Batch]:
-    """The rows as batches again, whose indices name the samples that were served."""
-    found = []
-    for number in np.unique(rows.batches):
-        its = rows.batches == number
-        losses = None if rows.losses is None else rows.losses[its]
-        found.append(Batch("", rows.epoch, 0, rows.indices[its], rows.embeddings[its], losses))
-    return found
+    async def in_turn(self, use: Callable[[*Ts], T], *args: *Ts) -> T:
+        """What `use` returns, in a thread, while no other call uses a scoring; raises what it raises."""
+        return await trio.to_thread.run_sync(use, *args, limiter=self._one_at_a_time)

@@ -1,26 +1,19 @@
 """One training on several nodes, and several jobs on one list: scores and remote plans, by streams of a server.
 
 **Scores** (`SeveralNodes`). The mount of rank 0 scores the rows of all ranks, because a score depends on all others.
-The others send it their rows, matched with the samples that were served (`scoring.py`), and apply the scores and hubs
-that it returns, by one stream of rows and one of scores for each scoring and job dataset, whose id is the same on all
-nodes. Nothing depends on the server: a mount that has received no scores scores the rows of its own ranks; one that has
-received some keeps these, because scores of a part of the rows are worse than older ones of all. Rows arrive late, and
-those of one epoch have to be scored alike. So `RankEnded` follows a rank's last row of an epoch, and rank 0's end of
-the epoch takes effect when all ranks on other nodes have sent it, or after LATE_S; rows of the next epoch are queued
-until then. No trainer waits: it gets the current scores.
+The others send it their rows, matched with the samples that were served, and apply the scores and hubs that it returns.
+A mount that has received no scores scores the rows of its own ranks; one that has received some keeps these, because
+scores of a part of the rows are worse than older ones of all. The rows of one epoch have to be scored alike. So rank
+0's end of an epoch takes effect when all ranks on other nodes have sent `RankEnded`, or after LATE_S; rows of the next
+epoch wait until then. No trainer waits: it gets the current scores.
 
-**Plans** (`RemotePlans`). If nodes share out the samples (`sources/members.py`), several jobs may read one list, each
-on its node. A home with the plans of all jobs keeps the samples with the earliest next use. When a reader begins an
-epoch, its node sends each home the part of the plan with that home's samples, 4 bytes a draw, and its progress a
-hundred times an epoch, by one stream for each home and list. No piece goes to a stream with as many unread ones as are
-sure to fit: a home without a trainer of the list reads nothing. A home ranks its members by a received plan, some
-samples at a time (`core/plans/remote.py`). All of it is soft state: a lost piece is sent again with the next epoch, a
-reader is forgotten after SILENT_S without a message, if the server was reachable, and a wrong plan costs room at the
-home and nothing else. Only a home whose own trainers have declared a list (a hash of paths and labels) reads its plans.
-
-A rank that exchanges samples leaves its planned order, so its homes receive the new order ten times an epoch. (Two
-nodes with two jobs each, a fifth cached on each, fetched 0.215 of what they read with the first order alone, 0.237
-without plans, 0.179 with ten updates, and 0.166 with twenty.)
+**Plans** (`RemotePlans`). A home with the plans of all jobs keeps the samples with the earliest next use. When a reader
+begins an epoch, its node sends each home the part of the plan with that home's samples, 4 bytes a draw, then its
+progress a hundred times an epoch, and a new order ten times if it exchanges. (Two nodes with two jobs each, a fifth
+cached on each, fetched 0.215 of what they read with the first order alone, 0.237 without plans, 0.179 with ten updates,
+and 0.166 with twenty.) All of it is soft state: a reader is forgotten after SILENT_S without a message, and a wrong
+plan costs room at the home and nothing else. Only a home whose own trainers have declared a list (a hash of paths and
+labels) reads its plans.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +65,6 @@ RANKED, RESTS = 500, 2.0
 
 Reader = tuple[int, str]
 """A trainer's number, and the name that it has given the list."""
-
-
-class _RemoteDataset(NamedTuple):
-    """The samples of a list whose home is here, by this edition of the homes."""
-
-    list: KnownList
-    edition: int
-    samples: HomeSamples
 
 
 @dataclass
@@ -134,7 +119,8 @@ class RemotePlans:
         self._to_send = trio.Event()
         self._sending = trio.Lock()
         self._incoming: dict[str, _IncomingPlan] = {}
-        self._kept: dict[str, _RemoteDataset] = {}
+        # By its digest: a list, and its samples whose home is here by this edition of the homes.
+        self._kept: dict[str, tuple[KnownList, int, HomeSamples]] = {}
         self._changed, self._to_rank = trio.Event(), trio.Event()
 
     async def send(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
@@ -322,15 +308,15 @@ class RemotePlans:
 
     def _planned(self, known_list: KnownList, plan: PlanPiece, named: npt.NDArray[np.uint32]) -> PlanPart:
         kept, edition = self._kept.get(known_list.digest), self._homes.edition
-        if kept is None or kept.list is not known_list or kept.edition != edition:
+        if kept is None or kept[:2] != (known_list, edition):
             here = (known_list.inodes != 0) & (self._homes.of_all(known_list.inodes) == self._homes.own)
-            samples = HomeSamples(known_list.keys, known_list.index_of, here)
-            kept = self._kept[known_list.digest] = _RemoteDataset(known_list, edition, samples)
-        numbers = kept.samples.number_of[named]
+            kept = known_list, edition, HomeSamples(known_list.keys, known_list.index_of, here)
+            self._kept[known_list.digest] = kept
+        numbers = kept[2].number_of[named]
         # A node that goes by another list of members names samples of other homes too.
         known = np.flatnonzero(numbers >= 0).astype(np.uint32)
         in_plan = known if len(known) < len(numbers) else None
-        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
+        return PlanPart(kept[2], plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
 
     def _forget(self, reader: str) -> None:
         self._incoming.pop(reader, None)

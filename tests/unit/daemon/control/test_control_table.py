@@ -15,7 +15,7 @@ import trio
 from spiderfs.core.batches import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import texts
-from spiderfs.daemon.control.commands import Act, ControlTable, Render
+from spiderfs.daemon.control.channel import Act, ControlTable, Render
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDatasets
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters

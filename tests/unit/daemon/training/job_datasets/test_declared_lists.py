@@ -50,12 +50,12 @@ class Scoring:
     async def introduce(self, job_dataset: JobDataset) -> None:
         self.introduced.append(job_dataset.number)
 
-    async def save_job_dataset(self, job_dataset: JobDataset) -> None:
+    async def in_turn(self, save: Callable[[], None]) -> None:
         if self.full:
             raise OSError(28, "No space left on device")
         if self.meanwhile is not None:
             await self.meanwhile()
-        self.saved.append(job_dataset.number)
+        self.saved.append(save.__self__.number)  # type: ignore[attr-defined]
 
 
 class Redirects:

@@ -317,16 +317,14 @@ def _sized(value: bytes, size: int) -> bytes:
 class ImmutableOperations(Operations):
     """The operations of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-    The first OPEN is answered with ENOSYS. For the kernel that means success, here and for all later opens of the mount
-    (FUSE_NO_OPEN_SUPPORT): it sends no further OPEN and no RELEASE, and treats each handle as one that keeps the pages.
-    It does not say that someone opens a file to write.
-
-    **No one may write into the pages of a file, which are all readers'.** The kernel puts what is written there before
-    it sends WRITE. But before that, write(2) and truncate(2) take away the permissions that the file gives to a program
-    (file_remove_privs): the kernel asks how long the attribute `security.capability` is, and if there is one, it has it
-    removed. So the daemon says that there is one, and refuses REMOVEXATTR: the call fails, and no page is touched. A
-    program that asks what the capabilities are gets none. A store through a shared mapping asks
-    no one. The kernel writes such a page back later; then WRITE is refused, and the pages are dropped.
+    The first OPEN is answered with ENOSYS: for the kernel, success of all opens of the mount (FUSE_NO_OPEN_SUPPORT). It
+    sends no OPEN or RELEASE, keeps the pages, and does not say that someone opens a file to write. **No one may write
+    into the pages, which are all readers'**, and are changed before WRITE is sent. But before that, write(2) and
+    truncate(2) take away the permissions that the file gives to a program (file_remove_privs): the kernel asks how long
+    the attribute `security.capability` is, and has it removed. So the daemon says that there is one, and refuses
+    REMOVEXATTR: the call fails, and no page is touched. A program that asks for the capabilities gets none. A store
+    through a shared mapping asks no one; when the kernel writes its page back, WRITE is refused, and the pages are
+    dropped.
     """
 
     _fs: ImmutableFilesystem

@@ -1,23 +1,19 @@
 """The asynchronous face of a source: time limits, retries, and whether the source is there at all.
 
-Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs
-in the source cannot be ended, only abandoned; it keeps its slot until the system call returns. So waiting for a slot
-counts against the time limit. A source that hangs costs every caller at most that limit, and each process at most
-`max_concurrent` threads (and one more, for the probe).
+Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs in
+the source can only be abandoned, and keeps its slot until the system call returns. So waiting for a slot counts against
+the time limit: a source that hangs costs every caller at most that, and each process at most `max_concurrent` threads
+(and one more, for the probe). What an abandoned function still stores must be valid by itself.
 
-A call that fails is tried again, after a random pause that grows with each attempt. A source that says that it is asked
-for too much (`SourceThrottled`) is asked again until the caller's time is up, since it may answer any moment. For other
-failures a call has `attempts`, and all calls of a process together have a **budget** of repetitions, which
-answers fill up: so a source that fails for all is asked hardly more often than by callers that try once.
+A call that fails is tried again, after a random pause that grows. A source that is asked for too much
+(`SourceThrottled`) is asked until the caller's time is up. For other failures a call has `attempts`, and all calls of a
+process a **budget** of repetitions, which answers fill up: a source that fails for all is hardly asked more often than
+once.
 
-An abandoned function may still finish later, and whatever it stores then must be valid by itself.
-
-`reachable` turns False when a call has used up its attempts or its time, and the source has answered no one meanwhile;
-it turns True with the next answer. "No such file" is an answer, and so are "not ready" and a failure of one entry.
-While it is False, `watch` asks the source, one question at a time, and callers should serve what they know rather than
-wait.
-
-One client belongs to one trio run. Its state changes only between awaits.
+`reachable` turns False when a call has used up its attempts or time, and the source has answered no one meanwhile, and
+True with the next answer ("no such file", "not ready" and a failure of one entry are answers). Meanwhile `watch` asks
+the source, one question at a time, and callers should serve what they know. One client belongs to one trio run; its
+state changes only between awaits.
 """
 
 from __future__ import annotations
@@ -73,16 +69,6 @@ class SourceLimits:
     max_backoff_s: float = 2.0
     max_concurrent: int = 64
     probe_interval_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("timeout_s", "scan_timeout_s", "probe_interval_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0")
-        for name in ("attempts", "max_concurrent"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if not 0 <= self.backoff_s <= self.max_backoff_s:
-            raise ValueError("backoff_s must be at least 0 and at most max_backoff_s")
 
 
 def pause_s(attempt: int, limits: SourceLimits, rng: random.Random) -> float:

@@ -1,26 +1,23 @@
 """A source with the caches of other nodes in front of it: a file's home is asked first.
 
 Each node has a static web server (nginx) over its mount, so the home fetches what it has not cached, once for all
-nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`).
+nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`). Each STRIPE_BYTES
+of a file have a home of their own (`key_at`), so nodes that read one large file together share out its bytes. Of a
+large file, each stripe of a node that is down has another home meanwhile.
 
-**Stripes.** Each STRIPE_BYTES of a file have a home of their own (`key_at`), so that nodes which read one large file at
-the same time share out its bytes, and each byte leaves the source once. A small file has one stripe. Of a large file,
-each stripe of a node that is down has another home meanwhile.
+**Exactly this version.** The requested name ends with the number of the version (`asked_name`): a hash of path, size
+and mtime or tag, and of the source's identity (`salt_of`). The home finds it only while the file's own name means that
+version there. Size and mtime as a web server reports them would not do: whole seconds, and no tag. Files that may still
+be changing are read from the source.
 
-**Exactly this version.** The requested name ends with the number of the version (`asked_name`), which is the same on
-all nodes: a hash of path, size and mtime or tag, and of the source's identity (`salt_of`). The home finds such a name
-only while the file's own name means that version there, and one inode never gives two. Size and mtime as a web server
-reports them would not do: whole seconds, and no tag. Files that may still be changing are read from the source.
+**No circles.** While lists of members differ, a node may be asked that takes another one for the home. It then reads
+the source: the name has the stripe's number too, which its lookups note in `asked` (`MountContext.asked_by_peers`).
 
-**No circles.** While nodes have different lists of members, a node may be asked that takes another one for the home. It
-then reads the source: the requested name has the number of the stripe too, and its lookups note the stripes in the
-table `asked`, which its reading processes share (`MountContext.asked_by_peers`).
-
-**Failure.** A peer is trusted as the source is, and nothing depends on it: if it does not have the file, is late or
-returns other bytes, the source is read. A peer that is down is not asked for a while (`Breaker`). Late is not down: on
-a busy machine a working home is slow, and avoiding it would load the source further. A peer is down when none of its
-addresses can be reached, when FAILURES answers in a row are wrong, or when it gives no sign: after a late answer the
-next question may take LONGER times as long, and is late too, with no answer to any question between.
+**Failure.** If a peer does not have the file, is late or returns other bytes, the source is read. A peer that is down
+is not asked for a while (`Breaker`). Late is not down: on a busy machine a working home is slow, and avoiding it would
+load the source further. A peer is down when none of its addresses can be reached, when FAILURES answers in a row are
+wrong, or when, after a late answer, the next question is late too, with LONGER times the patience and no answer
+between.
 """
 
 from __future__ import annotations

@@ -4,15 +4,13 @@ Disk 0 is that of the first directory. It alone has LMDB, whose rows name the di
 payloads of up to a chunk there lie in their rows. Each other disk has chunks (`extents.py`) and blocks (`blocks.py`).
 
 - **Spreading.** A disk's share of the capacity is that of its file system in the size of all. A whole file goes to the
-  disk that is filled least for its share, all blocks of a large file to one disk. The transaction that adds a row keeps
-  each disk within its share (`content.py`).
-- **Numbers.** The first directory's file `disks` names the store, the directory of each number, and the next number to
-  give; each other directory has a file `disk` with the name and its number. If that does not match, the directory is
-  emptied and gets the next number. A number is given again after all others, so no row names bytes of another store,
-  also if rows of a disk that failed were not dropped in time.
-- **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored on
-  other disks when they are fetched again. The manager drops its rows. At the next mount the disk is emptied, for it may
-  have blocks of a file that another disk has by now. Disk 0 has the rows of all: if it fails, nothing is cached.
+  disk that is filled least for its share, all blocks of a large file to one. `content.py` keeps each within its share.
+- **Numbers.** The file `disks` names the store, the directory of each number, and the next to give; each other
+  directory's `disk` has that name and its number. One that does not match is emptied and gets the next number. A number
+  is given again after all others, so no row names bytes of another store.
+- **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored
+  elsewhere when they are fetched again. The manager drops its rows. The next mount empties it, for it may have blocks
+  of a file that another disk has by now. If disk 0 fails, nothing is cached.
 """
 
 from __future__ import annotations

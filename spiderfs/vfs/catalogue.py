@@ -3,9 +3,8 @@
 An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of its path, size
 and mtime or tag, for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open
 handles, cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have
-found there, and for each version the time at which it settles (`rules.py`).
+found there, and for each version the time at which it settles (`rules.py`). Tables:
 
-Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
     dentry  directory inode, name hash -> inode, attributes, name   what a name means, and when that was checked
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
@@ -14,14 +13,11 @@ Tables:
     link    inode                      -> text                      what a symbolic link says that a list has led to
     facts   name                       -> value                     what is known of the source, the policy's state
 
-Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
-file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the
-fingerprint too, because a mount with another recipe must look up the names below it again. The rows have the original's
-attributes, and what is known of a file is shown with the size of its view, once it was made.
-
-Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
-so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
-lock: call them in threads.
+Where a view is shown (`views/tree.py`), an inode stands for one view of one version: the hash is of the path at the
+source and of the view's fingerprint, also that of each directory in `.spiderfs/views`, because a mount with another
+recipe must look up the names below it again. Rows have the original's attributes; the size of a view is shown once it
+was made. readdir gives the kernel the hash of a name as its position, so a listing goes on at the right place whatever
+has come or gone. The `record` calls wait for LMDB's writer lock: call them in threads.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """Chooses for one thread between the file that it asks for and a substitute; workers and clients both choose so.
 
-The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
-is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so no worker has
-to ask the manager. A process that finds such a row still finds out whether the thread belongs to a trainer, and whether
-the file itself is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
+The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: the
+substitute for an inode, for the readers of one job dataset. The table lies in the store, so no worker has to ask the
+manager. A process that finds a row still finds out whether the thread belongs to a trainer, and whether the file itself
+is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
 
-A thread of an attached trainer, or of a process below one, may be given a substitute: a sample with the same label, of
-a list that this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks
-for, or with `substitute=all` perhaps a substitute of any attached trainer.
-
-A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
-thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
-namespace, which the kernel makes the parent of the namespace's orphans; such an orphan, known by its other session,
-does not belong to the trainer. A choice holds for a short lease, so that a reader who asks for a file's attributes and
-then opens it gets one file.
+A thread of an attached trainer, or of a process below one, may be given a sample with the same label, of a list that
+this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks for, or
+with `substitute=all` perhaps a substitute of any attached trainer. A thread is identified by walking up /proc to a
+trainer's process; the result holds for a second, as its number may be used again (proc_pid_status(5)). A trainer may be
+the first process of its pid namespace, which adopts the namespace's orphans; these, known by their other session, do
+not belong to it. A choice holds for a short lease, so a reader who asks for attributes and then opens gets one file.
 """
 
 from __future__ import annotations
@@ -87,16 +84,11 @@ class Identity(NamedTuple):
 class PendingReads(SharedSlots):
     """The result of each thread's latest look-up, kept for the open that follows it: memory that all workers share.
 
-    The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens.
-    So the look-up leaves a note: which file the thread had asked for, and which one it got. There is one slot for each
-    thread, by the thread's number.
-
-    A thread does one thing at a time, so a slot has one writer. Where two threads share a slot, the earlier note can
-    only get lost, and the open is then taken at face value.
-
-    No open need follow a look-up: stat(2) makes a look-up too. Its note is void once the thread looks another name up,
-    opens something, or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its
-    very next open opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
+    The open may come to another worker, and only says which inode it opens. So the look-up leaves a note by the
+    thread's number: which file it had asked for, and which one it got. Where two threads share a slot, the earlier note
+    is lost, and its open is taken at face value. A note is void once the thread looks another name up, opens something,
+    or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its very next open
+    opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,12 @@
 """Where a mount shows which form of a file: its root shows one, and directories in `.spiderfs/views` show the others.
 
 The **forms** of a file are the original and its views. `.spiderfs/views/NAME/a/b` is the form NAME of the source's file
-`a/b`. The name of the form that the root itself shows is a symbolic link to the root there: so each file has one path,
-one inode and one copy in the cache for each form, and a path below `.spiderfs/views` is right whatever the root shows.
+`a/b`; the name of the form that the root itself shows is a link to the root. So each file has one path, one inode and
+one copy in the cache for each form. The root may also show some files as views and the others as originals, by a hash
+of the path, the same for every process, mount and epoch. Then each form has a directory of its own.
 
-The root may also show some files as views and the others as originals. Which ones follows from a hash of the path, so
-it is the same for every process, mount and epoch, and has nothing to do with what is in a file. Then each form has a
-directory of its own in `.spiderfs/views`.
-
-**Makers** are processes that make views, so that no image can hurt or hold up a process of the mount. Threads call
-`make` and wait there; a process is started when it is needed first. What becomes of an image:
+**Makers** are processes that make views, so that no image can hurt or hold up a process of the mount. A process is
+started when it is needed first. What becomes of an image:
 
     its maker does not answer in time, or dies    the maker is killed; a new one tries the image once more
     the same, and it used half of its time        no further try, and the image is remembered: it kept the maker busy

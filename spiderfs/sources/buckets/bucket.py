@@ -1,19 +1,17 @@
 """Requests to one bucket: pages of its listing, objects through obstore, and its errors.
 
-What the stores have in common is here; `s3.py`, `google.py` and `azure.py` have how each is reached, and how it lists.
-A GET by obstore in the calling thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its
-own listing is of no use: one key that cannot be a path makes it fail. A page of a listing is parsed from the store's
-XML here: 1,000 keys take 6 ms of processor time, and 46 in botocore's parser.
+`s3.py`, `google.py` and `azure.py` have how each store is reached, and how it lists. A GET by obstore in the calling
+thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its own listing fails at one key
+that cannot be a path. So a page is parsed from XML here: 1,000 keys take 6 ms, and 46 in botocore's parser.
 
 **Processes.** obstore's threads do not survive a fork: after one GET even a new store hangs in a forked child. So every
-process connects at its first request, and none does before the forks of a mount. The location of the store is
-resolved once, before them: the cache belongs to that location.
+process connects at its first request. The location of the store is resolved once, before the forks of a mount: the
+cache belongs to it.
 
 **Errors.** 503, a deleted bucket, expired credentials and archived objects are one error to obstore, so the `<Code>` in
-the body tells them apart. A file is gone only if the store says so of the object; a deleted bucket or refused
-credentials say nothing about a file. Retries are made in `sources/client.py`, and those of later pages of a listing in
-`source.py`. No message has a text of the store's: these may repeat signatures and tokens, which must not reach a log.
-For the same reason the libraries do not log.
+the body tells them apart. A file is gone only if the store says so of the object. `sources/client.py` makes retries,
+`source.py` those of later pages. No message has a text of the store's, which may repeat signatures and tokens; for the
+same reason the libraries do not log.
 """
 
 from __future__ import annotations

@@ -22,19 +22,11 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
-from os import statvfs_result
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import (
-    SourceEntryFailed,
-    SourceError,
-    SourceNotReady,
-    SourceThrottled,
-    SourceTimeout,
-    SourceUnavailable,
-)
+from spiderfs import errors
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
@@ -113,7 +105,7 @@ class SourceClient:
         self._signing = trio.Lock()
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
-        self._read = read or self._read_in_thread
+        self._read = read or (lambda *args: self._threads.run(source.read, *args[:4]))
         # The probe has a thread of its own, because hanging calls may hold all others.
         self._probe_thread, self._sign_thread = WorkerThreads(1), WorkerThreads(1)
         self._unreachable = trio.Event()
@@ -154,7 +146,7 @@ class SourceClient:
         """
         began_s = trio.current_time()
         found: list[tuple[bytes, SourceStat]] = []
-        error: Exception = SourceTimeout(f"the source has not answered within {self._limits.timeout_s:g} s")
+        error: Exception = errors.SourceTimeout(f"the source has not answered within {self._limits.timeout_s:g} s")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._await_silence, nursery.cancel_scope)
             try:
@@ -176,10 +168,10 @@ class SourceClient:
             await trio.sleep(min(_SIGN_EVERY_S, self._limits.timeout_s))
             try:
                 await self._sign()
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 scope.cancel()
                 return
-            except SourceError:
+            except errors.SourceError:
                 pass  # The source has answered, if with an error.
 
     def _note_latency(self, took_s: float) -> None:
@@ -224,18 +216,6 @@ class SourceClient:
     def _is_silent(self) -> bool:
         return trio.current_time() - self._answered_at_s > _LATELY_S
 
-    async def readlink(self, path: bytes) -> bytes:
-        return await self.call(self.source.readlink, path)
-
-    async def listxattr(self, path: bytes) -> list[str]:
-        return await self.call(self.source.listxattr, path)
-
-    async def getxattr(self, path: bytes, name: str) -> bytes | None:
-        return await self.call(self.source.getxattr, path, name)
-
-    async def statvfs(self) -> statvfs_result:
-        return await self.call(self.source.statvfs)
-
     async def call(self, function: Callable[[*Ts], T], *args: *Ts, timeout_s: float | None = None) -> T:
         """Run in a thread a function that asks the source, and run it again when it raises SourceUnavailable.
 
@@ -266,23 +246,23 @@ class SourceClient:
                     break
                 # This process has stood still (SIGSTOP, a suspended machine), and not the source.
                 patience = patience._replace(until=now + (limit_s or self._limits.timeout_s))
-        except SourceUnavailable as exc:
+        except errors.SourceUnavailable as exc:
             self._on_event("source_errors")
-            if isinstance(exc, SourceEntryFailed):
+            if isinstance(exc, errors.SourceEntryFailed):
                 self.answered()
             else:
                 self._not_answered(patience)
             raise
-        except SourceError:
+        except errors.SourceError:
             self.answered()
             raise
         raise self.timed_out(patience, limit_s)
 
-    def timed_out(self, patience: Patience, limit_s: float | None = None) -> SourceTimeout:
+    def timed_out(self, patience: Patience, limit_s: float | None = None) -> errors.SourceTimeout:
         """The error for a caller whose patience has ended, whether its question was asked or never had its turn."""
         self._on_event("source_timeouts")
         self._not_answered(patience)
-        return SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
+        return errors.SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
 
     async def watch(self) -> None:
         """For ever: while the source is unreachable, ask it every `probe_interval_s` whether it is back."""
@@ -296,9 +276,9 @@ class SourceClient:
         with trio.move_on_after(self._limits.timeout_s):
             try:
                 await self._probe_thread.run(self._ask_for_a_sign)
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 return
-            except SourceError:
+            except errors.SourceError:
                 pass  # The source has answered, if with an error.
             self.answered()
 
@@ -308,23 +288,18 @@ class SourceClient:
         self.source.stat(b"")
         self.source.statvfs()
 
-    async def _read_in_thread(
-        self, path: bytes, offset: int, length: int, version: Version, _: Delivery | None
-    ) -> bytes:
-        return await self._threads.run(self.source.read, path, offset, length, version)
-
     async def _attempts(self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> T:
         attempt = 1
         while True:
             self._on_event("source_requests")
             try:
                 return await ask(*args)
-            except SourceNotReady:
+            except errors.SourceNotReady:
                 self.answered()
-            except SourceThrottled:
+            except errors.SourceThrottled:
                 # Answers to others say that the source is there; one that refuses everybody is as good as away.
                 pass
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 if attempt >= self._limits.attempts or self._repetitions < 1:
                     raise
                 self._repetitions -= 1

@@ -83,28 +83,6 @@ class Counts:
         self._cells[FIELDS.index("resting")] = self._mark * bool(self.resting)
 
 
-class Peer(ABC):
-    """For the threads of one process."""
-
-    node: Node
-    """As it is known now; its URL stays."""
-
-    @property
-    def rests(self) -> bool:
-        """Whether it is down, and not to be asked now."""
-        return False
-
-    @abstractmethod
-    def ask(self, asked: Asked) -> bytes | None:
-        """The bytes; None if the peer does not have them, or does not give them in time."""
-
-    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
-        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
 class Breaker:
     """Whether a server is asked, and how long it may take; times are on the caller's clock."""
 
@@ -154,11 +132,12 @@ class Breaker:
             self._pauses += 1
 
 
-class Server(Peer):
-    """One server, with a breaker."""
+class Server(ABC):
+    """One server, with a breaker; for the threads of one process."""
 
     def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
         self.node = node
+        """As it is known now; its URL stays."""
         self._counts, self._timeout_s = counts, timeout_s
         self._lock = counts.lock
         self._breaker = Breaker()
@@ -168,9 +147,17 @@ class Server(Peer):
 
     @property
     def rests(self) -> bool:
+        """Whether it is down, and not to be asked now."""
         return self._breaker.rests(time.monotonic())
 
+    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
+        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
     def ask(self, asked: Asked) -> bytes | None:
+        """The bytes; None if it does not have them, or does not give them in time."""
         least_s, asked_s = min(max(self._timeout_s, asked.patience_s), asked.longest_s), time.monotonic()
         if not self.node.addresses:
             return None
@@ -224,7 +211,11 @@ class Server(Peer):
 _WAITING_BYTES, _AT_A_TIME, _GIVEN_S = 32 << 20, 16, 5.0
 
 
-class RedisPeer(Peer):
+class RedisPeer:
+    """A server of Redis, or the shards of a cluster."""
+
+    rests = False
+
     def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
         self._counts, self._timeout_s = counts, timeout_s
         self._servers: dict[str, _Server] = {}
@@ -426,6 +417,9 @@ class WebPeer(Server):
         raise error if is_reached else SourceUnreachable(str(error)) from error
 
 
+Peer = RedisPeer | WebPeer
+
+
 class PeerSource:
     """`inner`, and in front of it the other `members`; for one reading process."""
 
@@ -540,16 +534,15 @@ class PeerSource:
                     continue
                 known = before.get(place)
                 if known is not None and known.node.url == node.url:
-                    known.node = node
+                    peers[place], known.node = known, node
                     del before[place]
+                    continue
+                counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
+                if is_server(node.url):
+                    peers[place] = RedisPeer(node, counts, self._timeout_s)
                 else:
-                    counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
-                    if is_server(node.url):
-                        known = RedisPeer(node, counts, self._timeout_s)
-                    else:
-                        tls = self._tls if node.url.startswith("https:") else None
-                        known = WebPeer(node, counts, self._timeout_s, self._longest_s, tls)
-                peers[place] = known
+                    tls = self._tls if node.url.startswith("https:") else None
+                    peers[place] = WebPeer(node, counts, self._timeout_s, self._longest_s, tls)
             self._peers, self._edition = peers, edition
         for gone in before.values():
             gone.close()

@@ -32,7 +32,7 @@ from pathlib import Path
 from spiderfs.errors import StoreError
 from spiderfs.linux.range_lock import lock_shared, try_lock
 from spiderfs.shared.layout import BLOCKS_DIRECTORY
-from spiderfs.store.disks import Disks
+from spiderfs.store.disks import Disks, home
 from spiderfs.store.environment import translated_disk_errors
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
@@ -281,7 +281,7 @@ class BlockFiles:
             return 0
         on = (number for number in self._disks.numbers if os.path.exists(self._directory(number) / str(inode)))
         found = next(on, None)
-        return self._disks.home(inode) if found is None else found
+        return home(inode, self._disks.shares()) if found is None else found
 
     def _path(self, inode: int) -> Path:
         return self._directory(self.disk_of(inode)) / str(inode)

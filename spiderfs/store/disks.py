@@ -157,16 +157,12 @@ class Disks:
 
     def parts(self, capacity_bytes: int) -> dict[int, int]:
         """The part of the capacity of each disk in use."""
-        shares = {number: self._shares[number] for number in self.numbers}
+        shares = self.shares()
         return {number: int(capacity_bytes * share / sum(shares.values())) for number, share in shares.items()}
 
-    def spread(self, sizes: Sequence[int], used: Mapping[int, int], full: Collection[int] = ()) -> list[int]:
-        """The disk for each whole file of these sizes; `used` is the bytes on each disk. None goes to a `full` one."""
-        return spread(sizes, used, {number: self._shares[number] for number in self.numbers if number not in full})
-
-    def home(self, inode: int) -> int:
-        """The disk for the blocks of a large file that has none yet."""
-        return home(inode, {number: self._shares[number] for number in self.numbers})
+    def shares(self, full: Collection[int] = ()) -> dict[int, float]:
+        """The share of each disk in use that is not `full`."""
+        return {number: self._shares[number] for number in self.numbers if number not in full}
 
 
 def shares_of(disks: Mapping[int, tuple[int, int]]) -> dict[int, float]:
@@ -180,7 +176,7 @@ def shares_of(disks: Mapping[int, tuple[int, int]]) -> dict[int, float]:
 
 
 def spread(sizes: Sequence[int], used: Mapping[int, int], shares: Mapping[int, float]) -> list[int]:
-    """The disk for each payload of these sizes: the one that is then filled least for its share."""
+    """The disk for each payload of these sizes, that which is then filled least for its share of what is `used`."""
     filled, chosen = {number: used.get(number, 0) for number in shares}, []
     for size in sizes:
         disk = min(shares, key=lambda number: (filled[number] + size) / shares[number])
@@ -190,7 +186,7 @@ def spread(sizes: Sequence[int], used: Mapping[int, int], shares: Mapping[int, f
 
 
 def home(inode: int, shares: Mapping[int, float]) -> int:
-    """The disk of an inode, each with a probability of its share (weighted rendezvous hashing).
+    """The disk for the blocks of an inode, each with a probability of its share (weighted rendezvous hashing).
 
     If a disk comes or goes, no inode moves between the others.
     """

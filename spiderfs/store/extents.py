@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.range_lock import lock_exclusive, locked, try_lock, unlock
 from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
-from spiderfs.store.disks import Disks
+from spiderfs.store.disks import Disks, spread
 from spiderfs.store.environment import NO_ROOM, translated_disk_errors
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class ExtentsOfDisks:
             chunked = [size for size in sizes if is_chunked(size)]
             own = iter(self.files[0].lease(chunked) if chunked else ())
             return [next(own) if is_chunked(size) else None for size in sizes]
-        chosen = self._disks.spread(sizes, used or {}, full)
+        chosen = spread(sizes, used or {}, self._disks.shares(full))
         leases: list[Lease | None] = [None] * len(sizes)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.free, leases)

@@ -27,6 +27,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import xxhash
@@ -122,19 +123,20 @@ class _Rows:
     """The rows to write of a directory, once the source has answered a question about it."""
 
     def __init__(self, parent: Node, asked_at: float, clock: Callable[[], float]) -> None:
-        self.parent, self.asked_at = parent, asked_at
-        self.answered_at = clock()
-        self._now = clock
+        self.parent, self.asked_at, self.answered_at, self._now = parent, asked_at, clock(), clock
         self.rows: list[Row] = []
-        # Positions (under their directory) and inodes (under 0) that the rows here take; these rows are not written
-        # yet.
+        # Positions (under their directory) and inodes (under 0) that the rows here take, which are yet to be written.
         self.taken: dict[tuple[int, int], bytes] = {}
 
     def remove(self, known: Dentry) -> None:
         self.rows.append(("dentry", _DENTRY_KEY.pack(self.parent.inode, known.position), None))
         self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
 
-    def is_newer(self, row: bytes) -> bool:
+    def write(self, records: Records) -> None:
+        records.put(self.rows, ("dentry", self._is_newer))
+        self.rows, self.taken = [], {}
+
+    def _is_newer(self, row: bytes) -> bool:
         """Whether the source was asked about this dentry later, and not in the future, by a clock since set back."""
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
@@ -297,8 +299,8 @@ class Catalogue:
 
     def record_root(self, found: SourceStat) -> None:
         """Note the root, and with its attributes the directories above those of the views."""
-        rows = ((inode, _node_row(path, found, 0.0)) for inode, path in OWN_DIRECTORIES.items())
-        self._records.put([("inode", _INODE_KEY.pack(inode), row) for inode, row in rows])
+        row = _stat_row(found, 0.0)
+        self._records.put([("inode", _INODE_KEY.pack(inode), row + path) for inode, path in OWN_DIRECTORIES.items()])
 
     def record_form(self, form: str) -> Dentry:
         """Note a form's directory, or a link to the root, which must be known, for the form that the root shows."""
@@ -326,7 +328,7 @@ class Catalogue:
         """
         rows = _Rows(self.node(parent), now, self._now)
         dentry = self._add_name(rows, self.find(parent, name), name, found)
-        self._records.put(rows.rows, ("dentry", rows.is_newer))
+        rows.write(self._records)
         recorded = self.find(parent, name) or dentry
         return dentry._replace(checked_at=NEVER) if exactly and recorded.inode != dentry.inode else recorded
 
@@ -335,7 +337,7 @@ class Catalogue:
         if (known := self._named(parent, name)) is not None:
             rows = _Rows(self.node(parent), now, self._now)
             rows.remove(known)
-            self._records.put(rows.rows, ("dentry", rows.is_newer))
+            rows.write(self._records)
 
     def record_listing(
         self, parent: int, names: Iterable[tuple[bytes, SourceStat]], directory_mtime_ns: int, now: float
@@ -345,11 +347,9 @@ class Catalogue:
         The scan began at `now`: a name that a look-up has recorded since then stays as it is, and so does a known one
         that comes as `UNKNOWN`. While a name has no attributes at all, the listing never settles.
         """
-        node, before = self.node(parent), self.listing(parent)
-        answered_at = self._now()
+        before, rows = self.listing(parent), _Rows(self.node(parent), now, self._now)
         # All known names are read at once: one look-up for each name would take as long as to write them.
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
-        rows = _Rows(node, now, self._now)
         complete = True
         for name, found in names:
             dentry = known.pop(name, None)
@@ -359,22 +359,20 @@ class Catalogue:
                     continue
             self._add_name(rows, dentry, name, found)
             if len(rows.taken) >= _BATCH_NAMES:
-                self._records.put(rows.rows, ("dentry", rows.is_newer))
-                rows = _Rows(node, now, self._now)
+                rows.write(self._records)
         for dentry in known.values():
             rows.remove(dentry)
             if len(rows.rows) >= _BATCH_NAMES:
-                self._records.put(rows.rows, ("dentry", rows.is_newer))
-                rows = _Rows(node, now, self._now)
-        if before is not None and before.mtime_ns != directory_mtime_ns:
+                rows.write(self._records)
+        settled_before = None
+        if before is not None and before.mtime_ns == directory_mtime_ns:
+            settled_before = before.settles_at
+        elif before is not None:
             self._compare_clocks(before.scanned_at, directory_mtime_ns)
-        same = before is not None and before.mtime_ns == directory_mtime_ns
-        settles = self._settles_at(
-            directory_mtime_ns, 0, now, answered_at, before.settles_at if before is not None and same else None
-        )
+        settles = self._settles_at(directory_mtime_ns, 0, now, rows.answered_at, settled_before)
         listing = _LISTING.pack(now, *split_time(directory_mtime_ns), settles if complete else math.inf)
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
-        self._records.put(rows.rows, ("dentry", rows.is_newer))
+        rows.write(self._records)
 
     def record_view(self, inode: int, size: int) -> int:
         """Note the size of a file's view, unless one is noted; returns the size that is noted now."""
@@ -389,16 +387,13 @@ class Catalogue:
         """Up to `limit` files that were looked at for a view: their inodes, and the form that is shown of each."""
         forms = self._records.scan("form", b"", limit)
         rows = self._records.get_many("inode", [key for key, _ in forms])
-        return [
-            (_INODE_KEY.unpack(key)[0], self._form_of(row, _FORM.unpack(form)[0]))
-            for (key, form), row in zip(forms, rows, strict=True)
-            if row is not None
-        ]
-
-    def _form_of(self, row: bytes, shown_bytes: int) -> str:
-        if _stat_of(row, 0)[0].size == shown_bytes:
-            return ORIGINAL
-        return self.forms.place(row[_STAT.size :]).form
+        found = []
+        for (key, form), row in zip(forms, rows, strict=True):
+            if row is not None:
+                is_original = (_stat_of(row, 0)[0].size,) == _FORM.unpack(form)
+                shown = ORIGINAL if is_original else self.forms.place(row[_STAT.size :]).form
+                found.append((_INODE_KEY.unpack(key)[0], shown))
+        return found
 
     def expire(self, path: bytes, whole: bool = False) -> None:
         """Make the next look-up of the last name of `path` ask the source; `whole`: of each of its names."""
@@ -440,7 +435,7 @@ class Catalogue:
         taken[0, inode] = path
         asked_at = 0.0 if found == UNKNOWN else rows.asked_at
         dentry = Dentry(name, inode, found, asked_at, position, settles)
-        rows.rows.append(("inode", _INODE_KEY.pack(inode), _node_row(path, found, settles)))
+        rows.rows.append(("inode", _INODE_KEY.pack(inode), _stat_row(found, settles) + path))
         rows.rows.append(("dentry", _DENTRY_KEY.pack(parent.inode, position), _dentry_row(dentry)))
         if known is not None and known.inode != inode:
             rows.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
@@ -513,7 +508,7 @@ class Catalogue:
             inode = 0 if found is None else self._free_inode({}, extent.path, found.version)[0]
             inodes.append(inode)
             if found is not None:
-                rows.append(("inode", _INODE_KEY.pack(inode), _node_row(extent.path, found, file.settles_at)))
+                rows.append(("inode", _INODE_KEY.pack(inode), _stat_row(found, file.settles_at) + extent.path))
             if len(rows) >= _BATCH_NAMES:
                 self._records.put(rows)
                 rows = []
@@ -539,22 +534,17 @@ class Catalogue:
     def forget(self, inodes: Iterable[int]) -> None:
         """Delete the records of inodes that are gone. The names of a directory go first, some at each call."""
         for inode in inodes:
-            self._forget(inode)
-
-    def _forget(self, inode: int) -> None:
-        key = _INODE_KEY.pack(inode)
-        if self.is_current(inode):
-            self._records.put([("gone", key, None)], unless=lambda: not self.is_current(inode))
-            return
-        entries = self.entries(inode, 0, _BATCH_NAMES // 2)
-        rows: list[Row] = []
-        for entry in entries:
-            rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
-            rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
-        if not entries:
-            rows = [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
-        # A look-up may have found the name again since.
-        self._records.put(rows, unless=lambda: self.is_current(inode))
+            key, is_current = _INODE_KEY.pack(inode), partial(self.is_current, inode)
+            if is_current():
+                self._records.put([("gone", key, None)], unless=lambda current=is_current: not current())
+                continue
+            rows: list[Row] = []
+            for entry in self.entries(inode, 0, _BATCH_NAMES // 2):
+                rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
+                rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
+            rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
+            # A look-up may have found the name again since.
+            self._records.put(rows, unless=is_current)
 
     # -- facts about the source as a whole
 
@@ -582,10 +572,6 @@ def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
     mtime_ns = joined_time(seconds, nanoseconds)
     # Without keywords, which take 0.1 us here.
     return SourceStat(mode & ~_VIEWED, uid, gid, size, mtime_ns, None, bool(mode & _VIEWED), tag), settles_at
-
-
-def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:
-    return _stat_row(found, settles_at) + path
 
 
 def _dentry_row(dentry: Dentry) -> bytes:

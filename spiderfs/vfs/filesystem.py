@@ -255,7 +255,7 @@ class Filesystem(Part):
 
     @property
     def _directory_attributes_ttl_s(self) -> float:
-        """A directory's attributes change with its content, while its inode stays."""
+        # They change with its content, while its inode stays.
         return self.settings.dir_ttl_s
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
@@ -292,7 +292,8 @@ class Filesystem(Part):
         if node.path.rpartition(b"/")[0] == VIEWS_DIRECTORY:
             return ROOT_LINK
         try:
-            return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
+            read = partial(self._client.call, self._client.source.readlink, node.path)
+            return await self._flights.run(("link", inode), read)
         except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self._on_demand.stale(node, exc) from exc
 
@@ -454,7 +455,7 @@ class Filesystem(Part):
 
     async def statfs(self) -> os.statvfs_result:
         try:
-            self._statvfs = await self._flights.run("statfs", self._client.statvfs)
+            self._statvfs = await self._flights.run("statfs", partial(self._client.call, self._client.source.statvfs))
         except errors.SourceUnavailable:
             # Sizes as they were once known are of more use to df(1) than an error.
             if self._statvfs is None:

@@ -58,18 +58,6 @@ def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
         start = rows[-1][0] + b"\0"
 
 
-def substitute_of(records: Records, wanted: int, job_dataset_number: int) -> int | None:
-    """The substitute that the readers of one job dataset may be given for an inode; None if there is none."""
-    row = records.get(TABLE, _KEY.pack(wanted, job_dataset_number))
-    return None if row is None else int(_INODE.unpack(row)[0])
-
-
-def substitutes_of(records: Records, wanted: int, limit: int) -> list[int]:
-    """The substitutes of an inode, one for each job dataset that has one for it; `limit` of them at most."""
-    rows = records.scan(TABLE, _KEY.pack(wanted, 0), limit)
-    return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
-
-
 Who = Literal["off", "trainer", "all"]
 
 
@@ -198,7 +186,8 @@ class Redirects:
 
     def substitutes(self, wanted: int, limit: int = 64) -> list[int]:
         """The substitutes that readers may be given for a file now, one inode for each job dataset that has one."""
-        return substitutes_of(self._records, wanted, limit)
+        rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), limit)
+        return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
 
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
         """The inode that this trainer is to be given for `wanted`; `wanted` itself if that is `at_hand` anyway."""
@@ -209,8 +198,8 @@ class Redirects:
         # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.
         if not at_hand(wanted):
             for job_dataset_number in trainer.job_dataset_numbers:
-                if (substitute := substitute_of(self._records, wanted, job_dataset_number)) is not None:
-                    given = substitute
+                if (row := self._records.get(TABLE, _KEY.pack(wanted, job_dataset_number))) is not None:
+                    (given,) = _INODE.unpack(row)
                     break
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()

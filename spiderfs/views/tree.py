@@ -283,7 +283,17 @@ class MakerPool:
     def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
         self._refuse_too_long(original, recipe)
-        with _MakerSlot(self._free, self._slow) as place:
+        held = self._free
+
+        def give_way() -> None:
+            """Go over to a place of those whose images take long, if one is free."""
+            nonlocal held
+            if held is not self._slow and self._slow.acquire(blocking=False):
+                held.release()
+                held = self._slow
+
+        held.acquire()
+        try:
             # Another thread may have found out meanwhile.
             self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
@@ -294,7 +304,7 @@ class MakerPool:
                 except OSError as exc:
                     raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
                 try:
-                    made = maker.make(original, recipe, self._patience_s, place.give_way)
+                    made = maker.make(original, recipe, self._patience_s, give_way)
                 except BaseException as exc:
                     maker.end()
                     if isinstance(exc, TakesTooLong):
@@ -310,6 +320,8 @@ class MakerPool:
                 else:
                     maker.end()
                 return made
+        finally:
+            held.release()
         raise AssertionError("the last attempt returns or raises")
 
     def _refuse_too_long(self, original: bytes, recipe: Recipe) -> None:
@@ -327,26 +339,6 @@ class MakerPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-
-class _MakerSlot:
-    """The place of a thread that has a view made: one of the `free` ones, until it gives way to another thread."""
-
-    def __init__(self, free: threading.Semaphore, slow: threading.Semaphore) -> None:
-        self._held, self._slow = free, slow
-
-    def give_way(self) -> None:
-        """Go over to a place of those whose images take long, if one is free."""
-        if self._held is not self._slow and self._slow.acquire(blocking=False):
-            self._held.release()
-            self._held = self._slow
-
-    def __enter__(self) -> _MakerSlot:
-        self._held.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.release()
 
 
 def _digest(original: bytes) -> bytes:

@@ -30,15 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import unquote, unquote_plus
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from spiderfs.errors import (
-    SourceChanged,
-    SourceDenied,
-    SourceError,
-    SourceNotFound,
-    SourceThrottled,
-    SourceTimeout,
-    SourceUnavailable,
-)
+from spiderfs import errors
 from spiderfs.sources.object_source import CONNECT_S, NO_DESCRIPTORS, StoreSettings, lacks_descriptors
 from spiderfs.sources.source import MAX_SIZE, STREAMED_BYTES
 
@@ -68,14 +60,6 @@ class Page(NamedTuple):
 def seconds(time: datetime) -> int:
     """A time in whole seconds: a listing may have milliseconds, the answer to a GET has none."""
     return int(time.timestamp())
-
-
-def _is_quoted(key: str) -> bool:
-    return "%" in key or "+" in key
-
-
-def _unquoted(listed: Listed) -> Listed:
-    return listed._replace(key=unquote_plus(listed.key))
 
 
 def _listed(key: str, size: str, modified: datetime, e_tag: str) -> Listed:
@@ -150,7 +134,9 @@ class _AmazonsReader(_Reader):
 
     def finish(self) -> str | None:
         if self._quoted or self.page.get("EncodingType") == "url":
-            self.objects = [_unquoted(listed) if _is_quoted(listed.key) else listed for listed in self.objects]
+            for number, listed in enumerate(self.objects):
+                if "%" in listed.key or "+" in listed.key:
+                    self.objects[number] = listed._replace(key=unquote_plus(listed.key))
             self.prefixes = [unquote_plus(prefix) for prefix in self.prefixes]
         if self.page.get("IsTruncated") != "true":
             return None
@@ -203,7 +189,7 @@ def _page(reader: _Reader, body: bytes) -> Page:
     try:
         return reader.read(body)
     except (ExpatError, KeyError, OverflowError, ValueError) as exc:
-        raise SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc
+        raise errors.SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc
 
 
 # obstore asks for credentials again after so long; those that end sooner are renewed by whoever gives them.
@@ -351,7 +337,7 @@ class Bucket(ABC):
         except Exception as exc:
             raise _broken_off(key, exc) from None
         if len(body) != length:
-            raise SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
+            raise errors.SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
         return body
 
     def stream(self, answer: GetResult, key: str) -> Iterator[Any]:
@@ -383,7 +369,7 @@ class Bucket(ABC):
         try:
             return kind(self.name, client_options=client, retry_config={"max_retries": 0}, **options)
         except BaseError:
-            raise SourceUnavailable(f"{self} cannot be asked: check the variables of its environment") from None
+            raise errors.SourceUnavailable(f"{self} cannot be asked: check the variables of its environment") from None
 
     def connected(self) -> Clients:
         """What this process asks by; raises SourceUnavailable if no credentials are found."""
@@ -398,45 +384,47 @@ class Bucket(ABC):
                     clients = self._clients = Clients(os.getpid(), lists, gets, time.monotonic())
         return clients
 
-    def _error(self, code: str, key: str, clients: Clients) -> SourceError:
+    def _error(self, code: str, key: str, clients: Clients) -> errors.SourceError:
         """The error for a code of the store, or for an HTTP status where there is no code."""
         if code in _GONE:
-            return SourceNotFound(f"{key}: no such object")
+            return errors.SourceNotFound(f"{key}: no such object")
         if code in _CHANGED:
-            return SourceChanged(f"{key}: no longer the version that was asked for")
+            return errors.SourceChanged(f"{key}: no longer the version that was asked for")
         if code in _MAY_NOT_READ:
-            return SourceDenied(f"{self}/{key}: these credentials may not read it: {self.rights} ({code})")
+            return errors.SourceDenied(f"{self}/{key}: these credentials may not read it: {self.rights} ({code})")
         if code in _DENIED:
-            return SourceDenied(f"{self}/{key}: {_DENIED[code]} ({code})")
+            return errors.SourceDenied(f"{self}/{key}: {_DENIED[code]} ({code})")
         if code in _THROTTLED:
-            return SourceThrottled(f"{self} is asked for too much at a time ({code})")
+            return errors.SourceThrottled(f"{self} is asked for too much at a time ({code})")
         if code == NO_DESCRIPTORS:
-            return SourceThrottled(f"{self}: {code}")
+            return errors.SourceThrottled(f"{self}: {code}")
         if code in _REFUSED_CREDENTIALS:
             # They may have been rotated: the next question is asked with what can be found then.
             if self._clients is clients and time.monotonic() - clients.made_at > RECONNECT_S:
                 self._clients = None
-            return SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
+            return errors.SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
         if code == _WHOLE_ONLY:
-            return SourceUnavailable(f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole")
+            return errors.SourceUnavailable(
+                f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole"
+            )
         if not code or code == _LATE:
-            kind = SourceTimeout if code else SourceUnavailable
+            kind = errors.SourceTimeout if code else errors.SourceUnavailable
             return kind(f"{self} has not answered: check source.endpoint and the network")
-        return SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
+        return errors.SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
 
 
-def _broken_off(key: str, exc: Exception) -> SourceUnavailable:
-    kind = SourceTimeout if _LATE in str(exc) else SourceUnavailable
+def _broken_off(key: str, exc: Exception) -> errors.SourceUnavailable:
+    kind = errors.SourceTimeout if _LATE in str(exc) else errors.SourceUnavailable
     return kind(f"{key}: the answer broke off ({type(exc).__name__})")
 
 
-def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> SourceUnavailable:
+def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> errors.SourceUnavailable:
     """What a library has met, in our words, by the name of its error: its own text may have URLs of requests in it."""
     if lacks_descriptors(exc):
-        return SourceThrottled(f"{asked}: {NO_DESCRIPTORS}")
+        return errors.SourceThrottled(f"{asked}: {NO_DESCRIPTORS}")
     name = type(exc).__name__
     text = troubles.get(name, f"{type(exc).__module__.partition('.')[0]} has failed ({name})")
-    return (SourceTimeout if "Timeout" in name else SourceUnavailable)(f"{asked}: {text}")
+    return (errors.SourceTimeout if "Timeout" in name else errors.SourceUnavailable)(f"{asked}: {text}")
 
 
 def _code_of(exc: Exception) -> str:

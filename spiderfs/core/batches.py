@@ -107,10 +107,7 @@ class ServedSamples:
             self.forgotten += 1
 
     def arrived(self, trainer: Hashable, wanted: Iterable[Key]) -> list[Key]:
-        """The samples that were served for those of a batch, in the same order.
-
-        For a sample without a noted read this is the sample itself.
-        """
+        """What was served for each sample of a batch, in its order; without a noted read, the sample itself."""
         reads = self._trainers.get(trainer)
         return list(wanted) if reads is None else [reads.take(key) for key in wanted]
 

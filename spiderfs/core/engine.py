@@ -246,10 +246,7 @@ class Engine:
         return self._adopt(shown)
 
     def state(self) -> dict[str, Any]:
-        """The order of the blocks and the policy's state, in types that msgpack can carry.
-
-        The members are not in it: the store knows them.
-        """
+        """The order of the blocks and the policy's state, for msgpack; the store knows the members."""
         return {"policy": self.policy.name, "ranks": self.policy.state(), BLOCKS: list(self._blocks)}
 
     def score(self, key: Key) -> float:

@@ -169,10 +169,7 @@ class Policy(ABC):
         """A reader of this job dataset got a sample's own bytes; `hit` or `missed` follows."""
 
     def hub_found(self, hub: Hub) -> None:
-        """The scorer found a hub: its sample can substitute for its neighbours as soon as the sample is cached.
-
-        The caller has to `place` the sample.
-        """
+        """A hub can substitute for its neighbours as soon as it is cached; the caller has to `place` it."""
 
     def is_hub(self, job_dataset_id: str, key: Key) -> bool:
         """Whether this sample is a hub of the job dataset already, so that another one of the batch is wanted."""
@@ -220,10 +217,7 @@ class Policy(ABC):
         """Change the ratio; the caller has to `settle`. Raises ValueError unless it lies from 0 to 1."""
 
     def warm_up(self, job_dataset_id: str, active: bool) -> None:
-        """A job began the warm-up of this job dataset, or ended it: in it no read of this job dataset evicts anything.
-
-        A job dataset that is listed again does not warm up.
-        """
+        """A job's warm-up began or ended: its reads then evict nothing. One that is listed again does not warm up."""
 
     lists: int = 0
     """How often the policy has chosen, since it was made, which samples rank low."""

@@ -201,7 +201,9 @@ class RequestLoop:
                 _write(self.descriptor, unique, self.error_number(exc), b"")
                 self._answers += 1
             else:
-                self._leave()
+                self._waiting += 1
+                if not self._resting.unpark():
+                    self._nursery.start_soon(self._attend)
                 try:
                     body = await _rest(answer, trap)
                 except Exception as exc:
@@ -235,11 +237,6 @@ class RequestLoop:
         if self._answers:
             self.counters.add("answers", self._answers)
             self._answers = 0
-
-    def _leave(self) -> None:
-        self._waiting += 1
-        if not self._resting.unpark():
-            self._nursery.start_soon(self._attend)
 
 
 def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:

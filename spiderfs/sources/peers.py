@@ -201,10 +201,7 @@ class Server(ABC):
 
     @abstractmethod
     def _fetch(self, asked: Asked, within_s: float) -> bytes | None:
-        """The bytes, within this time; None if it does not have them.
-
-        Raises SourceUnreachable, SourceTimeout if it is late, and other errors of sources.
-        """
+        """The bytes within this time, None if it lacks them; raises SourceUnreachable, SourceTimeout, SourceError."""
 
 
 # Bytes of files that wait to be given, and how many files are given at a time, within how long. No one waits for it.
@@ -486,7 +483,7 @@ class PeerSource:
 
     def _home(self, path: bytes, offset: int, version: Version, is_whole: bool = False) -> tuple[Peer | None, int]:
         """Who is asked for the bytes at an offset, None for the source; and the version's number."""
-        if _is_young(version):
+        if not version.tag and version.mtime_ns > (time.time() - YOUNG_S) * 1e9:
             return None, 0
         number = version_hash(path, version)
         key = key_at(number, offset)
@@ -546,7 +543,3 @@ class PeerSource:
             self._peers, self._edition = peers, edition
         for gone in before.values():
             gone.close()
-
-
-def _is_young(version: Version) -> bool:
-    return not version.tag and version.mtime_ns > (time.time() - YOUNG_S) * 1e9

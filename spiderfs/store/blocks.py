@@ -179,10 +179,7 @@ class BlockFiles:
             fd = None
 
     def hold(self, inode: int, first: int, count: int) -> int:
-        """A descriptor that keeps these blocks from being freed until the caller closes it.
-
-        It does not wait: raises StoreError, too, if they are being freed.
-        """
+        """A descriptor that keeps these blocks from being freed; raises StoreError if they are being freed."""
         with translated_disk_errors(), self._disks.watched(self.disk_of(inode)):
             return self._locked_file(inode, first, count, waits=False)
 

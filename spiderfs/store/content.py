@@ -430,10 +430,7 @@ class LmdbContent:
         self.free(FREED_AT_ONCE)
 
     def fit(self, capacity_bytes: int) -> bool:
-        """Drop what lies on disks that are left out, and what a disk has beyond its part of this capacity.
-
-        Returns whether there was any. Raises StoreFull, StoreError.
-        """
+        """Drop what left-out disks have, or others beyond their parts; whether there was any. Raises StoreError."""
         parts, used = self._disks.parts(capacity_bytes), self._used()
         excess = {disk: size - parts.get(disk, 0) for disk, size in used.items() if size > parts.get(disk, 0)}
         for some in self._member_rows() if excess else ():
@@ -673,10 +670,7 @@ class RecordWriter:
         self._extents, self._blocks = ExtentsOfDisks(disks), BlockFiles(disks)
 
     def __call__(self, payload: bytes, lease: bytes) -> bytes:
-        """The header of a payload, which is written into the chunks of a packed lease, or else follows its header.
-
-        Raises StoreFull, StoreError.
-        """
+        """A payload's header, the payload going into leased chunks or behind it; raises StoreFull, StoreError."""
         if not lease:
             return checksums.header(payload) + payload
         self._extents.write(Lease.unpacked(lease), payload)

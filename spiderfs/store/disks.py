@@ -96,8 +96,10 @@ class Disks:
     def _weigh(self) -> None:
         found = {}
         for number in self.numbers:
+            place = self.places[number] if number else self.places[0].parent
             try:
-                found[number] = _size(self.places[number] if number else self.places[0].parent)
+                disk = os.statvfs(place)
+                found[number] = place.stat().st_dev, disk.f_blocks * disk.f_frsize
             except OSError as exc:
                 if not number:
                     raise
@@ -166,10 +168,7 @@ class Disks:
 
 
 def shares_of(disks: Mapping[int, tuple[int, int]]) -> dict[int, float]:
-    """The share of each disk, by the number of its file system and that system's size.
-
-    Directories in one file system share its size.
-    """
+    """The share of each disk, by its file system's number and size; directories in one file system share its size."""
     together = Counter(system for system, _ in disks.values())
     sizes = {number: max(size, 1) / together[system] for number, (system, size) in disks.items()}
     return {number: size / sum(sizes.values()) for number, size in sizes.items()}
@@ -197,16 +196,8 @@ def home(inode: int, shares: Mapping[int, float]) -> int:
     return max(shares, key=height)
 
 
-def _size(place: Path) -> tuple[int, int]:
-    disk = os.statvfs(place)
-    return place.stat().st_dev, disk.f_blocks * disk.f_frsize
-
-
 def _read_table(first: Path) -> tuple[str, int, dict[int, Path]]:
-    """The name of the store, the next number, and the directory of each number but 0.
-
-    The name and the directories are empty without a table, or with a damaged one.
-    """
+    """The store's name, the next number, each directory but the first; empty without a table, or if it is damaged."""
     try:
         found = json.loads((first.parent / DISKS_FILE).read_bytes())
         places = {int(number): Path(place) for number, place in found["disks"].items()}

@@ -27,7 +27,6 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import xxhash
@@ -534,17 +533,20 @@ class Catalogue:
     def forget(self, inodes: Iterable[int]) -> None:
         """Delete the records of inodes that are gone. The names of a directory go first, some at each call."""
         for inode in inodes:
-            key, is_current = _INODE_KEY.pack(inode), partial(self.is_current, inode)
-            if is_current():
-                self._records.put([("gone", key, None)], unless=lambda current=is_current: not current())
-                continue
-            rows: list[Row] = []
-            for entry in self.entries(inode, 0, _BATCH_NAMES // 2):
-                rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
-                rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
-            rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
-            # A look-up may have found the name again since.
-            self._records.put(rows, unless=is_current)
+            self._forget(inode)
+
+    def _forget(self, inode: int) -> None:
+        key = _INODE_KEY.pack(inode)
+        if self.is_current(inode):
+            self._records.put([("gone", key, None)], unless=lambda: not self.is_current(inode))
+            return
+        rows: list[Row] = []
+        for entry in self.entries(inode, 0, _BATCH_NAMES // 2):
+            rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
+            rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
+        rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
+        # A look-up may have found the name again since.
+        self._records.put(rows, unless=lambda: self.is_current(inode))
 
     # -- facts about the source as a whole
 

@@ -167,7 +167,9 @@ class Redirects:
         below = status.process
         for _ in range(_DEPTH):
             if (trainer := pids.get(status.process)) is not None:
-                return trainer if started_at(trainer.pid) == trainer.started and _is_above(status, below) else None
+                # A child of a container's first process, and not an orphan that has come to it.
+                is_above = below == status.process or not status.is_init or session_of(below) == session_of(trainer.pid)
+                return trainer if started_at(trainer.pid) == trainer.started and is_above else None
             if not status.parent or (status.parent == 1 and 1 not in pids):
                 return None
             below, status = status.process, status_of(status.parent)
@@ -225,8 +227,3 @@ class Redirects:
         last = self.last_lookup(thread)
         self._reads.discard(thread)
         return last[0] if last is not None and last[1] == given else None
-
-
-def _is_above(process: Status, below: int) -> bool:
-    """Whether `below` is the process itself, or a child that the process has made; not an orphan that came to it."""
-    return below == process.process or not process.is_init or session_of(below) == session_of(process.process)

@@ -153,10 +153,7 @@ class Foresight:
             self._rank(key, heap)
 
     def replanned(self, members: Iterable[Key]) -> None:
-        """Rank everything again: all next uses, or all scores, may have changed.
-
-        `members` are all members of the section `foreseen`.
-        """
+        """Rank all `members` of the section `foreseen` again: all next uses, or all scores, may have changed."""
         self._exchange_pending.taken_changes()
         found: tuple[list[tuple[Key, float]], ...] = ([], [], [], [])
         if self._active:

@@ -176,10 +176,7 @@ class PlannedReader(Paced):
         return changed
 
     def opened(self, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
-        """Note an open, `late` if it waited for the source; returns the keys whose next use has changed.
-
-        `drawn` is given `access` with the draw.
-        """
+        """Note an open, with its `access` for `drawn`, `late` if it waited; returns keys whose next use changed."""
         if key not in self.epoch.index_of:
             return []
         self.opens += 1
@@ -502,10 +499,7 @@ class Schedule:
         return any(at is not None and at < reader.reached + reader.look_ahead for at, reader in positions)
 
     def anchor(self, now_s: float, tolerance_s: float) -> bool:
-        """Compute all times again if the time of one reader is off by more than this; returns whether it did so.
-
-        With less than two trusted plans there is nothing to compare.
-        """
+        """Compute all times again if one reader of several is off by more than this; whether it did so."""
         if len(self.trusted) + len(self.remote) < 2:
             return False
         self.remote.anchor(now_s, tolerance_s)
@@ -555,10 +549,7 @@ class UnseenDraws:
     def took(
         self, key: Key, now_s: float, epoch: int = 0, known: bool = True, was_in_hand: bool = False
     ) -> Draw | None:
-        """The loop took a sample; until now no one knew that its open, if it was reported, was of this draw.
-
-        Returns the draw if it is seen by that.
-        """
+        """The loop took a sample whose open no one knew to be of this draw; returns the draw if it is seen now."""
         opened_s, access = self._ahead.pop(key, (math.inf, None))
         if now_s - AHEAD_S < opened_s <= now_s:
             return Draw(key, opened_s, epoch, access=access)
@@ -583,10 +574,7 @@ class UnseenDraws:
             self._ahead.popitem(last=False)
 
     def take(self, now_s: float) -> list[Draw]:
-        """The draws that were found to be unseen since the last call.
-
-        What was taken at a time that is still to come is unseen too: then the clock was set back.
-        """
+        """The draws found unseen since the last call; also those of a time to come, if the clock was set back."""
         unseen = []
         while self._order and not now_s - UNSEEN_AFTER_S < self._order[0].at_s <= now_s:
             draw = self._order.popleft()

@@ -111,8 +111,6 @@ class AzureContainer(Bucket):
         from azure.identity import DefaultAzureCredential
 
         token = BearerToken(partial(_token, str(self), DefaultAzureCredential()))
-        # Before obstore asks for it, to which every failure is one.
-        token.current()
         return token.sign, {"credential_provider": token.for_obstore}
 
 

@@ -22,13 +22,14 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import unquote, unquote_plus
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.etree import ElementTree
 
 from spiderfs import errors
 from spiderfs.sources.object_source import CONNECT_S, NO_DESCRIPTORS, StoreSettings, lacks_descriptors
@@ -68,128 +69,77 @@ def _listed(key: str, size: str, modified: datetime, e_tag: str) -> Listed:
     return Listed(key, int(size), seconds(modified), e_tag)
 
 
-class _Reader(ABC):
-    """Collects a page while expat reads it."""
-
-    root: ClassVar[str]
-
-    def __init__(self) -> None:
-        self.objects: list[Listed] = []
-        self.prefixes: list[str] = []
-        # What the page says of itself, and of the object that is being read.
-        self.page: dict[str, str] = {}
-        self.row: dict[str, str] = {}
-        self.is_quoted = False
-        self._inside: list[str] = []
-        self._text: list[str] = []
-
-    @abstractmethod
-    def ended(self, within: str, name: str, text: str) -> None:
-        """Take note of an element, and of that in which it lies."""
-
-    @abstractmethod
-    def finish(self) -> str | None:
-        """Called at the end; returns how the next page is asked for."""
-
-    def read(self, body: bytes) -> Page:
-        parser = ParserCreate()
-        parser.buffer_text = True
-        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
-        parser.CharacterDataHandler = self._text.append
-        parser.Parse(body, True)
-        next_token = self.finish()
-        return Page(self.objects, self.prefixes, next_token)
-
-    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
-        if not self._inside and name != self.root:
-            raise ValueError("this is not a listing")
-        self._inside.append(name)
-        self._text.clear()
-        self.is_quoted = attributes.get("Encoded") == "true"
-
-    def _end(self, name: str) -> None:
-        self._inside.pop()
-        self.ended(self._inside[-1] if self._inside else "", name, "".join(self._text))
-        self._text.clear()
-
-
-class _AmazonsReader(_Reader):
-    root = "ListBucketResult"
-
-    def __init__(self, quoted: bool) -> None:
-        super().__init__()
-        self._quoted = quoted
-
-    def ended(self, within: str, name: str, text: str) -> None:
-        if name == "Contents":
-            row, self.row = self.row, {}
-            modified = datetime.fromisoformat(row["LastModified"])
-            self.objects.append(_listed(row["Key"], row["Size"], modified, row.get("ETag", "")))
-        elif within == "Contents":
-            self.row[name] = text
-        elif within == "CommonPrefixes" and name == "Prefix":
-            self.prefixes.append(text)
-        elif within == self.root:
-            self.page[name] = text
-
-    def finish(self) -> str | None:
-        if self._quoted or self.page.get("EncodingType") == "url":
-            for number, listed in enumerate(self.objects):
-                if "%" in listed.key or "+" in listed.key:
-                    self.objects[number] = listed._replace(key=unquote_plus(listed.key))
-            self.prefixes = [unquote_plus(prefix) for prefix in self.prefixes]
-        if self.page.get("IsTruncated") != "true":
-            return None
-        if not self.page.get("NextContinuationToken"):
-            raise ValueError("the next page cannot be asked for")
-        return self.page["NextContinuationToken"]
-
-
-class _MicrosoftsReader(_Reader):
-    root = "EnumerationResults"
-
-    def ended(self, within: str, name: str, text: str) -> None:
-        if name == "Blob":
-            row, self.row = self.row, {}
-            if row.get("ResourceType") == "directory" or (row.get(_FOLDER) == "true" and row["Content-Length"] == "0"):
-                # Accounts with a hierarchy of their own have directories, which are listed as blobs too. Somewhere else
-                # Hadoop, AzCopy and others mark blobs that stand for one.
-                self.prefixes.append(f"{row['Name']}/")
-                return
-            modified = parsedate_to_datetime(row["Last-Modified"])
-            self.objects.append(_listed(row["Name"], row["Content-Length"], modified, row.get("Etag", "")))
-        elif name == "BlobPrefix":
-            self.prefixes.append(self.row["Name"])
-            self.row = {}
-        elif within in ("Blob", "BlobPrefix", "Properties"):
-            self.row[name] = unquote(text) if self.is_quoted else text
-        elif within == "Metadata" and name.lower() == _FOLDER:
-            self.row[_FOLDER] = text
-        elif within == self.root:
-            self.page[name] = text
-
-    def finish(self) -> str | None:
-        return self.page.get("NextMarker") or None
-
-
 def amazons_page(body: bytes, quoted: bool = False) -> Page:
     """The answer to ListObjectsV2; raises SourceUnavailable if it cannot be read.
 
     `quoted`: its keys are quoted as in URLs, also if it does not say so.
     """
-    return _page(_AmazonsReader(quoted), body)
+    with _readable():
+        page = _parsed(body, "ListBucketResult")
+        said = _texts(page)
+        unquoted: Callable[[str], str] = unquote_plus if quoted or said.get("EncodingType") == "url" else str
+        objects, prefixes = [], []
+        for element in page:
+            if element.tag == "Contents":
+                row = _texts(element)
+                modified = datetime.fromisoformat(row["LastModified"])
+                objects.append(_listed(unquoted(row["Key"]), row["Size"], modified, row.get("ETag", "")))
+            elif element.tag == "CommonPrefixes":
+                prefixes += [unquoted(prefix.text or "") for prefix in element.iterfind("Prefix")]
+        if said.get("IsTruncated") != "true":
+            return Page(objects, prefixes, None)
+        if not said.get("NextContinuationToken"):
+            raise ValueError("the next page cannot be asked for")
+        return Page(objects, prefixes, said["NextContinuationToken"])
 
 
 def microsofts_page(body: bytes) -> Page:
     """The answer to List Blobs; raises SourceUnavailable if it cannot be read."""
-    return _page(_MicrosoftsReader(), body)
+    with _readable():
+        page = _parsed(body, "EnumerationResults")
+        objects, prefixes = [], []
+        for element in page.iterfind("Blobs/*"):
+            row = _texts(element)
+            for properties in element.iterfind("Properties"):
+                row |= _texts(properties)
+            marks = {mark.tag.lower(): mark.text for mark in element.iterfind("Metadata/*")}
+            is_folder = marks.get(_FOLDER) == "true" and row["Content-Length"] == "0"
+            if element.tag == "BlobPrefix":
+                prefixes.append(row["Name"])
+            elif is_folder or row.get("ResourceType") == "directory":
+                # Accounts with a hierarchy of their own have directories, which are listed as blobs too. Somewhere else
+                # Hadoop, AzCopy and others mark blobs that stand for one.
+                prefixes.append(f"{row['Name']}/")
+            elif element.tag == "Blob":
+                modified = parsedate_to_datetime(row["Last-Modified"])
+                objects.append(_listed(row["Name"], row["Content-Length"], modified, row.get("Etag", "")))
+        return Page(objects, prefixes, page.findtext("NextMarker") or None)
 
 
-def _page(reader: _Reader, body: bytes) -> Page:
+@contextmanager
+def _readable() -> Iterator[None]:
     try:
-        return reader.read(body)
-    except (ExpatError, KeyError, OverflowError, ValueError) as exc:
+        yield
+    except (ElementTree.ParseError, KeyError, OverflowError, ValueError) as exc:
         raise errors.SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc
+
+
+def _parsed(body: bytes, root: str) -> ElementTree.Element:
+    """A page, whose elements have names without namespaces; raises ParseError, and ValueError for another root."""
+    page = ElementTree.fromstring(body)
+    for element in page.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    if page.tag != root:
+        raise ValueError("this is not a listing")
+    return page
+
+
+def _texts(element: ElementTree.Element) -> dict[str, str]:
+    """The texts of the elements right below one, by their names."""
+    return {
+        below.tag: unquote(below.text or "") if below.get("Encoded") == "true" else below.text or ""
+        for below in element
+    }
 
 
 # obstore asks for credentials again after so long; those that end sooner are renewed by whoever gives them.

@@ -1,22 +1,18 @@
 """A source whose archives are shown as directories.
 
-A regular file of `inner` whose name ends in `.tar` or `.zip` is a directory here, under its own name. Its content comes
-from the archive's index, which is built at the first lookup in it. A read of a member is one read of the archive. An
+A regular file of `inner` whose name ends in `.tar` or `.zip` is a directory here, under its own name, with the content
+of the archive's index, which is built at the first lookup in it. A read of a member is one read of the archive. An
 archive in an archive is a member like any other, unless a second such source lies over this.
 
 **Versions.** A member's version is a tag (`Version`): a hash of the archive's version and of the member's place and
-size. A read asks `inner` for the archive in the version of the index, so a changed archive raises SourceChanged.
+size. A read asks `inner` for the archive in the version of the index. An archive is shown whole or not at all: if it is
+damaged, every call about it raises ArchiveDamaged, and the log has the reason once for each version and mount.
 
-**Damage.** An archive is shown whole or not at all. If it is damaged, every call about it raises ArchiveDamaged, and
-the log has the reason once for each version and mount.
-
-**Building an index** (`Indices`). A thread of `Indexers` builds it, for each archive in one process of the mount. Until
-it is built, a lookup waits a moment and then raises SourceNotReady: the caller retries, and the source counts as
-reachable. The index of a changed archive is built when that version has settled (`vfs/rules.py`).
-
-**Index files.** An index is renamed into its place, so a process with an older one mapped keeps that. Its name is a
-hash of the archive's path, which it holds, so that it can be deleted with the archive. If the disk is full or
-read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
+**Indices.** A thread of `Indexers` builds one, in one process of the mount. Until then a lookup waits a moment and
+raises SourceNotReady: the caller retries, and the source counts as reachable. That of a changed archive is built when
+the version has settled (`vfs/rules.py`). It is renamed into its place, a hash of the archive's path, so a process with
+an older one mapped keeps that. If the disk takes none, each process builds it in memory, and writes it as soon as it
+can.
 """
 
 from __future__ import annotations

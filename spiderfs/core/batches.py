@@ -1,19 +1,16 @@
 """Batches on their way to the scorer: which rows are scored, and of which samples' bytes they are.
 
-**Thinning.** A training may be faster than its scoring. Then batches wait, and of all rows that wait some are left out,
-row by row. A sample whose score is old comes before one that was scored lately. So a sample that is offered once in
-every epoch is scored every n-th epoch, or one epoch later, where there is time for one of n rows.
-
-The clock is the number of rows that were offered. So ages need no announced epochs: in a list of N samples, a score is
-one epoch old when N rows have been offered since.
+**Thinning.** Where scoring is slower than training, some of the rows that wait are left out, those first whose samples
+were scored lately. So where there is time for one of n rows, a sample that is offered in every epoch is scored every
+n-th, or one later. The clock is the number of rows that were offered: in a list of N samples, a score is one epoch old
+when N rows have been offered since.
 
 **Served samples.** A batch names the samples that the trainer asked for, but its embeddings are those of the bytes that
-it got. If the embedding of a substitute were filed under the sample that was asked for, the two would look alike, and
-the redirect would seem right. Loader workers read several batches ahead, so several reads of one sample may wait for
-their batches, in the order in which they were served. Some reads never reach a batch: the loop abandoned its iterator,
-a program copied the file, or an open was counted for another name (`vfs/redirects.py`). Such a read would shift all
-later reads of its sample. So all reads of a trainer are forgotten at the start of an epoch, and its oldest read is
-forgotten when too many wait.
+it got; a substitute's must not be filed under the sample that was asked for. Loader workers read batches ahead, so
+several reads of one sample may wait for their batches, in the order in which they were served. Some never reach one:
+the loop abandoned its iterator, a program copied the file, or an open was counted for another name
+(`vfs/redirects.py`). So that these do not shift later ones, all reads of a trainer are forgotten at the start of an
+epoch, and its oldest when too many wait.
 """
 
 from __future__ import annotations
@@ -95,8 +92,6 @@ class ServedSamples:
     """The reads of all trainers; each trainer has its own reads, and its own limit on them."""
 
     def __init__(self, max_on_the_way: int = MAX_ON_THE_WAY) -> None:
-        if max_on_the_way < 1:
-            raise ValueError("max_on_the_way must be at least 1")
         self._max = max_on_the_way
         self._trainers: dict[Hashable, _Reads] = {}
         self.forgotten = 0
@@ -112,10 +107,7 @@ class ServedSamples:
             self.forgotten += 1
 
     def arrived(self, trainer: Hashable, wanted: Iterable[Key]) -> list[Key]:
-        """The samples that were served for those of a batch, in the same order.
-
-        For a sample without a noted read this is the sample itself.
-        """
+        """What was served for each sample of a batch, in its order; without a noted read, the sample itself."""
         reads = self._trainers.get(trainer)
         return list(wanted) if reads is None else [reads.take(key) for key in wanted]
 

@@ -48,10 +48,7 @@ def chunk_of(
     most_bytes: int,
     most_members: int = MOST_MEMBERS,
 ) -> list[Member]:
-    """The members to read together, in the order of the archive; `wanted` is one of them.
-
-    `before` and `after` give the members beside it, the nearest first.
-    """
+    """Members to read together, in archive order; `before` and `after` give those beside `wanted`, nearest first."""
     chunk = deque([wanted])
     gap_bytes = GAP_SHARE * (wanted.end - wanted.begin)
     sides = deque([after, before])

@@ -1,32 +1,21 @@
 """The engine decides what is cached, and nothing else does. It serves a mount and a replay of a trace alike.
 
-The engine knows keys, sizes and sections, never bytes. Each of its methods that takes an event returns the changes
-that the store has to make. The section `landing`, which every fetched file enters first, is the store's own: the
-engine only leaves room for it.
+It knows keys, sizes and sections, never bytes; each method that takes an event returns the changes that the store has
+to make. The section `landing`, which every fetched file enters first, is the store's own: the engine only leaves room
+for it. What the user has pinned, whole files and blocks, no one ranks; pins come first, and the others share what they
+leave:
 
-The budget (the capacity less the room for landing) is shared by the policy, which ranks samples, and by the section
-"blocks", an LRU of the 1 MiB blocks of large files. Neither has a reserved part: blocks may fill whatever the policy
-leaves free, and the policy may fill whatever the blocks leave free. When both want more, blocks get `large_share` of
-the budget and the policy gets the rest.
+- **Samples** are ranked by the policy, and **blocks** of large files lie in an LRU. Either may fill what the other
+  leaves free. When both want more, blocks get `large_share`.
+- **Views**, where the root shows some samples as views, have been chosen so that all of them fit, and are not ranked
+  (`rooms.py`). They may fill their share of what blocks leave, and the policy what they leave.
 
-In a mount whose root shows some samples as views and the others as originals, the samples that are shown as views are
-members of the section "views" (`rooms.py`), and none of the policy's: they have been chosen so that all of them
-fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
-they leave free.
+Trusted plans of readers (`plans/schedule.py`), exchanges between jobs (`plans/exchange.py`) and homes of samples on
+several nodes (`homes.py`) overrule the policy's ranking (`plans/foresight.py`).
 
-What the user has pinned, whole files and blocks alike, is in the section of pins, and no one ranks it. All other
-members share what pins leave of the budget.
-
-Readers publish plans of their coming reads (`plans/schedule.py`), and jobs may exchange samples (`plans/exchange.py`).
-While a plan is trusted, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`). So does
-it if several nodes share out the samples among their caches (`homes.py`).
-
-Invariants, after every call:
-- used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
-- one Changes never names a key twice;
-- a candidate that cannot get all the room that it needs evicts nothing.
-The size of a key is the number of bytes that the store counts for its record; it never changes while the key is a
-member.
+Invariants, after every call: used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes; one
+Changes never names a key twice; a candidate that cannot get all the room that it needs evicts nothing. The size of a
+key, as the store counts its record, never changes while it is a member.
 """
 
 from __future__ import annotations
@@ -93,8 +82,6 @@ class Engine:
         views: ViewsRoom = NO_VIEWS,
         homes: Homes | None = None,
     ) -> None:
-        if not 0 <= large_share <= 1:
-            raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
         self.exchange_pending = PendingDraws()
         self.policy = policy
@@ -259,10 +246,7 @@ class Engine:
         return self._adopt(shown)
 
     def state(self) -> dict[str, Any]:
-        """The order of the blocks and the policy's state, in types that msgpack can carry.
-
-        The members are not in it: the store knows them.
-        """
+        """The order of the blocks and the policy's state, for msgpack; the store knows the members."""
         return {"policy": self.policy.name, "ranks": self.policy.state(), BLOCKS: list(self._blocks)}
 
     def score(self, key: Key) -> float:
@@ -374,8 +358,6 @@ class Engine:
     # -- shares ----------------------------------------------------------------------------------------------------
 
     def _set_budget(self, capacity_bytes: int, landing_bytes: int) -> None:
-        if capacity_bytes < 0 or landing_bytes < 0:
-            raise ValueError(f"a capacity cannot be negative: {capacity_bytes}, landing {landing_bytes}")
         self.budget_bytes = max(0, capacity_bytes - landing_bytes)
         """Bytes that members may take: the capacity less the room left for landing."""
 

@@ -1,25 +1,18 @@
 """The policy feed: the one place where scores, hubs, epochs and pins of trainings reach policy and engine.
 
-The daemon, `spiderfs simulate` and the benchmarks without a mount all use this class, so that they decide alike. None
-of the methods of a guided policy changes who is a member. So here is written, once, what has to follow: after a hub was
-found the engine places it, and after the ratio was set the engine settles. What the store has to do is returned as
-`Changes`.
+The daemon, `spiderfs simulate` and the benchmarks without a mount use this class, so they decide alike. No method of a
+guided policy changes who is a member, so what has to follow is written here: the engine places a hub that was found,
+and settles after the ratio was set. `Changes` are for the store. `note` is given all that the cache learns, as the
+hints of a trace; a replay with the same hints between the same accesses takes the same decisions.
 
-A **job** is a training with all its ranks, and a **job dataset** is what one job learns about one list. Job and job
-dataset are known by strings of the caller's. What one job says changes nothing of another's, with two exceptions that
-the cache, for there is only one, makes necessary:
+A **job** is a training with all its ranks, a **job dataset** what one job learns about one list; strings of the
+caller's name both. One job changes nothing of another's, but for two things that the one cache makes necessary: the
+worth of a sample follows from the scores of all job datasets (`Worths`), and the ratio is the largest that the jobs
+with scores ask for (`Elastic`), unless the user has pinned it. A job that only plans has no use for either section.
 
-- the worth of a sample follows from the scores of all job datasets (`Worths`);
-- the ratio is the largest of those that the jobs with scores ask for (`Elastic`), unless the user has pinned it. A
-  job that only plans has no use for either section.
-
-While plans are followed and only late reads get substitutes, readers seldom get one: only for a sample whose fetch has
-not begun. Then hubs get no more than 2 %, for a hub takes the room of a sample whose next use is known. (With a fifth
-of the samples cached, a tenth of that for hubs costs 7 % more bytes, and 2 % of it 1 %:
-benchmarks/training/lookahead.py.)
-
-`note` is called with all that the cache learns, as the hints that a trace has. A replay that gives the same hints
-between the same accesses takes the same decisions.
+While plans are followed and only late reads get substitutes, hubs get no more than 2 %: readers seldom get one, and a
+hub takes the room of a sample whose next use is known. (With a fifth of the samples cached, a tenth of that for hubs
+costs 7 % more bytes, and 2 % of it 1 %: benchmarks/training/lookahead.py.)
 """
 
 from __future__ import annotations
@@ -47,24 +40,18 @@ Worth = tuple[Key, float]
 class Worths:
     """The scores of all job datasets, as one number for each sample, by which the cache ranks: its **worth**.
 
-    - If one job dataset has scores, a sample's worth is its score, unchanged.
-    - If several have, it is the largest of the sample's **normalised ranks** in these job datasets: the share of the
-      job dataset's samples that score less, plus half of those that score the same, between 0 and 1. So what one job
-      dataset needs most is kept, and larger numbers win nothing.
+    That is its score, unchanged, while one job dataset has scores. Of several it is the largest of the sample's
+    **normalised ranks**: the share of a job dataset's samples that score less, plus half of those that score the same,
+    between 0 and 1. So what one job dataset needs most is kept, and larger numbers win nothing. Ranks are read from a
+    table of quantiles, which is renewed when the job dataset ends an epoch, and when it has scored twice as many
+    samples as when the table was made.
 
-    A rank is read from a table of quantiles of the job dataset's scores. The table is renewed when the job dataset ends
-    an epoch, and when it has scored twice as many samples as when the table was made; in between, a new score changes
-    the worth of one sample. When a job dataset ends, the others' worths are computed without it.
-
-    Each method returns worths that have changed, among others that have not. Further worths change with a renewal, with
-    the first scores of a second job dataset, and with its end. Ranking by a million worths takes seconds, so these are
-    **due**, and the caller takes some at a time (`due`). A worth is computed when it is taken, from the scores and
-    tables of that moment, so it undoes nothing that was passed on later.
-
-    Until none is due, some samples have their new worth and others the old one, which may be in another unit. A worth
-    decides which samples are kept, never which bytes a reader gets. Some worths are taken at each read, so while a list
-    of n samples is passed on, only a fraction of n samples can enter or leave at a wrong place in the order. The ratio
-    falls when an epoch or job dataset ends, before more than the first few are passed on.
+    Each method returns worths that have changed, among others that have not. After a renewal, the first scores of a
+    second job dataset, or the end of one, more change: ranking by a million takes seconds, so these are **due**, and
+    the caller takes some at a time (`due`). A worth is computed when it is taken, so it undoes nothing that was passed
+    on later. Until none is due, some samples have their old worth, perhaps in another unit. That decides which samples
+    are kept, never which bytes a reader gets, and some are taken at each read, so few samples enter or leave at a wrong
+    place.
     """
 
     def __init__(self) -> None:
@@ -177,30 +164,18 @@ class _Scores:
 REMEMBERED = 64
 
 
+# m of eq. 6, in epochs; how many observations of sigma the line is fitted through; and the polynomials that smooth.
+GROWTH_WINDOW, SLOPE_WINDOW, SMOOTHING_WINDOW, SMOOTHING_ORDER = 5, 5, 5, 2
+HALF_GROWTH = 0.01
+"""gamma of eq. 7: the growth of accuracy per epoch at which u is 1/2. The paper does not give it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ElasticOptions:
-    """The constants of the equations; raises ValueError for values that make no sense."""
+    """Shares from 0 to 1: r_start and r_end of eq. 8, the ratio when the training begins, and when it ends."""
 
     start: float = 0.9
-    """r_start of eq. 8: the ratio when the training begins."""
     end: float = 0.8
-    """r_end of eq. 8: the ratio when the training ends."""
-    growth_window: int = 5
-    """m of eq. 6, in epochs."""
-    slope_window: int = 5
-    """The number of observations of sigma through which the line is fitted."""
-    half_growth: float = 0.01
-    """gamma of eq. 7: the growth of accuracy per epoch at which u is 1/2. The paper does not give it."""
-    smoothing_window: int = 5
-    smoothing_order: int = 2
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.start <= 1 and 0 <= self.end <= 1):
-            raise ValueError(f"start and end must lie between 0 and 1, not {self.start} and {self.end}")
-        if self.growth_window < 1 or self.slope_window < 2 or not self.half_growth > 0:
-            raise ValueError("growth_window must be at least 1, slope_window at least 2, and half_growth above 0")
-        if self.smoothing_window % 2 == 0 or not 0 <= self.smoothing_order < self.smoothing_window:
-            raise ValueError("smoothing_window must be odd, and larger than smoothing_order")
 
 
 class Elastic:
@@ -218,15 +193,17 @@ class Elastic:
 
     def __init__(self, options: ElasticOptions | None = None) -> None:
         self.options = options or ElasticOptions()
-        self._sigmas: deque[float] = deque(maxlen=self.options.slope_window)
+        self._sigmas: deque[float] = deque(maxlen=SLOPE_WINDOW)
         self._accuracies: deque[float] = deque(maxlen=REMEMBERED)
         self._latched = False
 
     def observe_sigma(self, sigma: float) -> None:
         """Note sigma, the standard deviation of the scores; to be called once per epoch."""
         self._sigmas.append(sigma)
-        if len(self._sigmas) == self.options.slope_window and slope(self._sigmas) < 0:
-            self._latched = True
+        if len(self._sigmas) == SLOPE_WINDOW:
+            # Of the least-squares line through equally spaced values only the sign of its slope counts.
+            times = np.arange(SLOPE_WINDOW) - (SLOPE_WINDOW - 1) / 2
+            self._latched |= bool(times @ np.asarray(self._sigmas) < 0)
 
     def observe_accuracy(self, accuracy: float) -> None:
         """Note the accuracy at the end of an epoch."""
@@ -245,8 +222,7 @@ class Elastic:
     @property
     def delta(self) -> float:
         """The mean growth of the smoothed accuracy per epoch, over the last m epochs, or over all if fewer (eq. 6)."""
-        smoothed = savitzky_golay(list(self._accuracies), self.options.smoothing_window, self.options.smoothing_order)
-        steps = np.diff(smoothed[-self.options.growth_window - 1 :])
+        steps = np.diff(_smoothed(list(self._accuracies))[-GROWTH_WINDOW - 1 :])
         return float(steps.mean()) if len(steps) else 0.0
 
     @property
@@ -255,7 +231,7 @@ class Elastic:
         if len(self._accuracies) < 2:
             return 1.0
         delta = max(0.0, self.delta)
-        return delta / (self.options.half_growth + delta)
+        return delta / (HALF_GROWTH + delta)
 
     def ratio(self, progress: float) -> float:
         """The ratio when the share `progress` (t/T of eq. 8) of the training is done."""
@@ -267,28 +243,22 @@ class Elastic:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned; an empty state begins again."""
-        self._sigmas = deque(state.get("sigmas", ()), self.options.slope_window)
+        self._sigmas = deque(state.get("sigmas", ()), SLOPE_WINDOW)
         self._accuracies = deque(state.get("accuracies", ()), REMEMBERED)
         self._latched = bool(state.get("latched", False))
 
 
-def slope(series: Sequence[float]) -> float:
-    """The slope of the least-squares line through equally spaced values; there must be at least two."""
-    times = np.arange(len(series)) - (len(series) - 1) / 2
-    return float(times @ np.asarray(series) / (times @ times))
-
-
-def savitzky_golay(series: Sequence[float], window: int, order: int) -> NDArray[np.float64]:
-    """The series, smoothed: each value becomes that of a polynomial fitted to its window (Savitzky and Golay, 1964).
+def _smoothed(series: Sequence[float]) -> NDArray[np.float64]:
+    """The series with each value that of a polynomial fitted to its window (Savitzky and Golay, 1964).
 
     The values at each end come from the polynomial of the first or last full window. If the series is shorter than the
-    window, one polynomial is fitted to all of it; a series with at most `order` values is returned unchanged.
+    window, one polynomial is fitted to all of it; with no more values than its order, it is returned unchanged.
     """
     values = np.asarray(series, np.float64)
-    window = min(window, len(values))
-    if window <= order:
+    window = min(SMOOTHING_WINDOW, len(values))
+    if window <= SMOOTHING_ORDER:
         return values
-    powers = np.vander(np.arange(window), order + 1)
+    powers = np.vander(np.arange(window), SMOOTHING_ORDER + 1)
     # This matrix turns the values in a window into the values of the fitted polynomial at the same points.
     fit = powers @ np.linalg.pinv(powers)
     fitted = np.lib.stride_tricks.sliding_window_view(values, window) @ fit.T

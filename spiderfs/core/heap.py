@@ -66,10 +66,7 @@ class Heap(Generic[K]):
         self._rebuild()
 
     def ascending(self) -> Iterator[K]:
-        """All keys by rising priority; the first k of them cost O(k log k).
-
-        The caller must not read on after it has changed the heap.
-        """
+        """All keys by rising priority, the first k in O(k log k); do not read on after a change."""
         if not self._live:
             return
         # Most callers want one key: nothing is set up before they ask for a second one.

@@ -23,11 +23,7 @@ _MIXED = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 class Homes:
     def __init__(self, weights: Mapping[str, float], own: str) -> None:
-        """The weight of each member by its name, which is the same on all nodes; `own` is this node's name."""
-        if own not in weights:
-            raise ValueError(f"{own} is none of {', '.join(weights)}")
-        if not all(0 < weight < np.inf for weight in weights.values()):
-            raise ValueError("the weight of a member must be above 0")
+        """The weight of each member, above 0, by its name, which is the same on all nodes; `own` is this node's."""
         self.members = sorted(weights)
         """The names; `home` gives places in this list."""
         self.own = self.members.index(own)

@@ -1,26 +1,17 @@
 """Partly augmented samples in the cache: their section, and whose turn it is to use one.
 
-A **partial sample** is what a loader keeps half way in a mount's cache. It is an immutable version like any other
-record: its inode follows from the sample's version, the transforms that made it, the seed and its generation. It is no
-candidate of the policy. A loader says which earlier generation a new one replaces; whatever else leaves, leaves in the
-order in which it came, so that what trainings have left behind goes first.
+A **partial sample** is what a loader keeps half way in a mount's cache: an immutable version like any other record,
+whose inode follows from the sample's version, the transforms, the seed and its generation. It is no candidate of the
+policy. A loader says which generation a new one replaces; whatever else leaves, leaves in the order in which it came. A
+loader asks for room when it begins, is granted what the rooms of others leave, and keeps a fixed part of its samples
+that fits (`trainer_hook/refurbishing/generations.py`); so no section evicts what a loader will use.
 
-A loader asks for room when it begins, and is granted what the section has beyond the rooms of others. It then keeps a
-fixed part of its samples that fits (`trainer_hook/refurbishing/generations.py`); so a section with several loaders
-evicts nothing that one of them will use.
-
-Several jobs may share what they keep, as in Seneca's augmented form. Each job uses a generation once (Seneca,
-"Preparation Meets Opportunity", section 5.2: an augmented sample leaves when as many jobs as there are have used it).
-So a job that wants a sample gets the generation that is there if the job has not had it, and otherwise makes a new one,
-which takes its place. Then the others have not had that.
-
-With the paper's reference count alone, a job that comes twice before a slower one would have to make a sample for
-itself, and no one else would use it. Here a new generation is there for all others at once, and a slower job does not
-miss the old one: both are equally random. So the count is the set of jobs that have had it. Of what they draw, five
-equally fast jobs that began at different times make 0.25 by this rule and 0.32 by the paper's; in step both make 0.2
-(tests/unit/core/test_turns.py).
-
-A generation's number comes from the job that makes it, so numbers are never used again, also when all this is lost.
+Jobs may share what they keep, each using a generation once, as in Seneca's augmented form ("Preparation Meets
+Opportunity", section 5.2). A job gets the generation that is there if it has not had it, and otherwise makes a new one,
+which takes its place and is there for all others at once. With the paper's reference count alone, a job that comes
+twice before a slower one would make a sample for itself alone. Of what they draw, five equally fast jobs that began at
+different times make 0.25 by this rule and 0.32 by the paper's; in step both make 0.2 (tests/unit/core/test_turns.py). A
+generation's number comes from the job that makes it, so none is used again, also when all this is lost.
 """
 
 from __future__ import annotations

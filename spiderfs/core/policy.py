@@ -1,29 +1,20 @@
 """The interface of a caching policy. The engine owns sizes, sections and budgets; a policy only ranks samples.
 
-The engine notifies the policy of every open (`hit`, `missed`) and of every change of membership (`inserted`,
-`removed`). It asks the policy in which order members leave:
+The engine notifies the policy of every open (`hit`, `missed`) and every change of membership (`inserted`, `removed`),
+and asks in which order members leave: `eviction_order` when bytes must be freed whatever they are worth, and
+`victims_for` when a candidate needs room. That one ends at the first member that is worth no less than the candidate; a
+policy that refuses candidates (MIN, importance, "fill once") ends early. The engine reads either order until it has
+enough bytes and calls `removed` only after that, so neither method may change the policy. Scores may change while their
+samples are cached: the next order must follow them. When `section_for` answers another section for a member,
+`Engine.place` moves it, with one `removed` and one `inserted`.
 
-- `eviction_order`, when bytes must be freed whatever they are worth: it ends only after the last member;
-- `victims_for`, when a candidate needs room: it ends at the first member that is worth no less than the candidate. A
-  policy that refuses candidates (MIN, importance, "fill once") ends early. The engine takes all the room that the
-  candidate needs, or none.
+A **guided** policy also ranks by what trainings learn. A **job dataset** is what one job learns about one list; scores,
+labels, hubs, substitutes, pins and epochs belong to one, so two trainings on a list do not mix them. By default these
+methods do nothing. They never change who is a member, so callers have to `place` or `settle` afterwards, as each says;
+only `feed.py` calls them, but for `limit_hubs`, an option of the user.
 
-The engine reads either order until it has found enough bytes, and calls `removed` only after that, so neither method
-may change the policy. A policy may split its share into several sections, with their own limits and their own victims.
-Scores may change while their samples are cached: the next order must follow the new scores. When `section_for` answers
-another section than before for a member, `Engine.place` moves the member, with one `removed` and one `inserted`.
-
-A **guided** policy also ranks samples by the scores of the batches that trainers send. A **job dataset** is what one
-job learns about one list of samples; `job_dataset_id` names the pair. Scores, labels, hubs, substitutes, pins and
-epochs belong to a job dataset, so two trainings on one list do not mix what they learn. By default the methods for all
-of that do nothing: a policy overrides those that it follows, and sets the flags that callers need to know. Scores, hubs
-and the ratio arrive at any time between two opens, and none of these methods changes who is a member. So whoever calls
-them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. Only `feed.py` calls them,
-but for `limit_hubs`, which is an option of the user.
-
-**Pins.** A trainer pins samples that it will read again and again. A policy with pins has a section `PINNED`, with the
-share PINNED_SHARE of the policy's room. A pinned sample enters it as soon as it is cached, and is never a victim of
-other samples. The caller of `Policy.pin` pins no more than fit; the limit of the section holds in any case.
+**Pins.** A policy with pins has a section `PINNED`, with the share PINNED_SHARE of its room. A pinned sample enters it
+as soon as it is cached, and is never a victim of other samples. The caller of `pin` pins no more than fit.
 """
 
 from __future__ import annotations
@@ -49,18 +40,12 @@ UNKNOWN = 0.0
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """The limits of each hub; None is no limit, as in SpiderCache's paper. Raises ValueError for impossible ones."""
+    """The limits of each hub; None is no limit, as in SpiderCache's paper."""
 
     substitutions: int | None = MAX_SUBSTITUTIONS
     """How often a hub is a substitute per epoch of its job dataset."""
     neighbours: int | None = MAX_NEIGHBOURS
     """For how many samples a hub may be the substitute: the nearest ones."""
-
-    def __post_init__(self) -> None:
-        if (self.substitutions is not None and self.substitutions < 0) or (
-            self.neighbours is not None and self.neighbours < 1
-        ):
-            raise ValueError("a hub is a substitute at least 0 times, for at least 1 neighbour; None is no limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +58,6 @@ class Hub:
     """Samples of the same list with the same label, nearest first."""
     distances: Sequence[float]
     """The distance from the hub to each neighbour, between embeddings of length 1 unless they are raw."""
-
-    def __post_init__(self) -> None:
-        if len(self.neighbours) != len(self.distances):
-            raise ValueError("a hub needs the distance of each neighbour")
 
     def shortened(self, length: int | None) -> Hub:
         """A copy of this hub with its `length` nearest neighbours (None: all), each once, and never the hub itself."""
@@ -188,10 +169,7 @@ class Policy(ABC):
         """A reader of this job dataset got a sample's own bytes; `hit` or `missed` follows."""
 
     def hub_found(self, hub: Hub) -> None:
-        """The scorer found a hub: its sample can substitute for its neighbours as soon as the sample is cached.
-
-        The caller has to `place` the sample.
-        """
+        """A hub can substitute for its neighbours as soon as it is cached; the caller has to `place` it."""
 
     def is_hub(self, job_dataset_id: str, key: Key) -> bool:
         """Whether this sample is a hub of the job dataset already, so that another one of the batch is wanted."""
@@ -239,10 +217,7 @@ class Policy(ABC):
         """Change the ratio; the caller has to `settle`. Raises ValueError unless it lies from 0 to 1."""
 
     def warm_up(self, job_dataset_id: str, active: bool) -> None:
-        """A job began the warm-up of this job dataset, or ended it: in it no read of this job dataset evicts anything.
-
-        A job dataset that is listed again does not warm up.
-        """
+        """A job's warm-up began or ended: its reads then evict nothing. One that is listed again does not warm up."""
 
     lists: int = 0
     """How often the policy has chosen, since it was made, which samples rank low."""

@@ -290,19 +290,9 @@ class Operations:
 
 # Every request that would change a name or an attribute.
 CHANGES = (
-    Opcode.SYMLINK,
-    Opcode.MKNOD,
-    Opcode.MKDIR,
-    Opcode.UNLINK,
-    Opcode.RMDIR,
-    Opcode.RENAME,
-    Opcode.RENAME2,
-    Opcode.LINK,
-    Opcode.CREATE,
-    Opcode.TMPFILE,
-    Opcode.SETXATTR,
-    Opcode.REMOVEXATTR,
-)
+    Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME, Opcode.RENAME2,
+    Opcode.LINK, Opcode.CREATE, Opcode.TMPFILE, Opcode.SETXATTR, Opcode.REMOVEXATTR,
+)  # fmt: skip
 
 
 def _sized(value: bytes, size: int) -> bytes:
@@ -317,16 +307,14 @@ def _sized(value: bytes, size: int) -> bytes:
 class ImmutableOperations(Operations):
     """The operations of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-    The first OPEN is answered with ENOSYS. For the kernel that means success, here and for all later opens of the mount
-    (FUSE_NO_OPEN_SUPPORT): it sends no further OPEN and no RELEASE, and treats each handle as one that keeps the pages.
-    It does not say that someone opens a file to write.
-
-    **No one may write into the pages of a file, which are all readers'.** The kernel puts what is written there before
-    it sends WRITE. But before that, write(2) and truncate(2) take away the permissions that the file gives to a program
-    (file_remove_privs): the kernel asks how long the attribute `security.capability` is, and if there is one, it has it
-    removed. So the daemon says that there is one, and refuses REMOVEXATTR: the call fails, and no page is touched. A
-    program that asks what the capabilities are gets none. A store through a shared mapping asks
-    no one. The kernel writes such a page back later; then WRITE is refused, and the pages are dropped.
+    The first OPEN is answered with ENOSYS: for the kernel, success of all opens of the mount (FUSE_NO_OPEN_SUPPORT). It
+    sends no OPEN or RELEASE, keeps the pages, and does not say that someone opens a file to write. **No one may write
+    into the pages, which are all readers'**, and are changed before WRITE is sent. But before that, write(2) and
+    truncate(2) take away the permissions that the file gives to a program (file_remove_privs): the kernel asks how long
+    the attribute `security.capability` is, and has it removed. So the daemon says that there is one, and refuses
+    REMOVEXATTR: the call fails, and no page is touched. A program that asks for the capabilities gets none. A store
+    through a shared mapping asks no one; when the kernel writes its page back, WRITE is refused, and the pages are
+    dropped.
     """
 
     _fs: ImmutableFilesystem
@@ -340,7 +328,7 @@ class ImmutableOperations(Operations):
     ) -> None:
         """`push` and `drop_pages`: see `Kernel`."""
         super().__init__(filesystem, counters, push, Handles(sole=False))
-        self._dropper = _PageDropper(drop_pages)
+        self._drop_pages, self._thread = drop_pages, WorkerThreads(1)
 
     def handlers(self) -> dict[int, Handler]:
         answered = super().handlers() | {Opcode.BATCH_FORGET: self.batch_forget}
@@ -378,32 +366,7 @@ class ImmutableOperations(Operations):
         try:
             return wire.WRITE_OUT.pack(await self._fs.write_immutable(inode, data))
         except ReadOnly:
-            self._dropper.add((inode, offset, size))
+            # In a thread, and not in the writer's task, which has to answer first: the kernel waits for a page that a
+            # READ or a WRITE has locked. No other pages are dropped, for some READ of them may be hanging.
+            trio.lowlevel.spawn_system_task(self._thread.run, self._drop_pages, inode, offset, size)
             raise
-
-
-class _PageDropper:
-    """Has the kernel drop pages, those of one WRITE at a time, in a thread.
-
-    The kernel waits for a page that a READ or a WRITE has locked, and the answer may be this process's to give. So no
-    other pages of the file are dropped, for some READ of them may be hanging.
-    """
-
-    def __init__(self, drop_pages: Callable[[int, int, int], None]) -> None:
-        self._drop_pages = drop_pages
-        self._thread = WorkerThreads(1)
-        self._waiting: set[tuple[int, int, int]] = set()
-        self._running = False
-
-    def add(self, written: tuple[int, int, int]) -> None:
-        """`written`: inode, offset, size."""
-        self._waiting.add(written)
-        if not self._running:
-            self._running = True
-            # Not in the writer's task: that has to answer first.
-            trio.lowlevel.spawn_system_task(self._run)
-
-    async def _run(self) -> None:
-        while self._waiting:
-            await self._thread.run(self._drop_pages, *self._waiting.pop())
-        self._running = False

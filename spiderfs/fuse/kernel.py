@@ -48,10 +48,7 @@ class Kernel(Protocol):
 
     @property
     def descriptor(self) -> int | None:
-        """The open file of /dev/fuse, for what speaks to the kernel by itself: deliveries and passthrough.
-
-        None where the binding has it for itself alone.
-        """
+        """The open /dev/fuse, for deliveries and passthrough; None where the binding keeps it to itself."""
 
     async def serve(self, serving: Serving) -> None:
         """Answer requests until the file system is unmounted."""
@@ -77,10 +74,7 @@ class Kernel(Protocol):
         """Have the kernel ask for the attributes of an inode again before it opens the file. Waits for nothing."""
 
     def drop_pages(self, inode: int, offset: int, size: int) -> None:
-        """Have the kernel forget the pages of a file in which these bytes lie.
-
-        Blocks while one of the pages waits for an answer to a READ or a WRITE.
-        """
+        """Have the kernel forget pages with these bytes; blocks while one waits for a READ or a WRITE."""
 
     def resend(self) -> bool:
         """Have the kernel hand out again what was not answered; False where it cannot (Linux < 6.9)."""

@@ -1,18 +1,14 @@
 """Requests that the kernel hands out again: which of them a worker has in hand, in memory that outlives the worker.
 
-A worker that dies leaves requests unanswered, and the kernel hands them to the next worker (`Kernel.resend`). If the
-worker died of one of them, so will the next one. So each worker notes the resent requests that it holds, and which of
-them it has begun. When a worker has died, the supervisor reads its notes, counts the deaths at each request
-(`daemon/restarts.py`) and publishes the counts. A worker that is handed a request with a published count begins it
-alone: behind what else waits, and when no other of this kind is begun. So the next death points at one request. If the
-count has come to the limit, the worker answers with an error instead.
+A worker that dies leaves requests unanswered, and the kernel hands them to the next worker (`Kernel.resend`), which may
+die of the same one. So each worker notes the resent requests that it holds, and which it has begun. When it has died,
+the supervisor reads its notes, counts the deaths at each request (`daemon/restarts.py`) and publishes the counts. A
+worker begins a request with a published count alone: behind what else waits, and when no other of this kind is begun,
+so that the next death points at one request. At the limit it answers with an error instead.
 
-The notes of a worker are written by that worker alone, and read when it is dead. The counts are written by the
-supervisor alone, before the kernel hands anything out again. A dying process can spoil no more than its own notes: what
-these name beyond real requests is a number that the kernel never hands out.
-
-A request that comes for the first time is not noted, so the notes cost only what follows a death. Where a binding
-does not get the kernel's number of a request, it notes every request, under a number that follows from what is asked.
+Only the worker writes its notes, which are read when it is dead; only the supervisor writes the counts, before the
+kernel hands anything out again. So a dying process can spoil no more than its own notes. A first request is not noted,
+unless a binding does not get the kernel's number of it: then each is, under a number that follows from what is asked.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """The descriptor of /dev/fuse: takes requests from it and writes answers to it, in several processes at once.
 
-The supervisor mounts and answers the kernel's INIT, then forks; each worker serves the inherited descriptor. A request
-that a worker took and did not answer is handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be
-killed at any time. The descriptor is non-blocking: a worker goes on waiting if another worker was quicker to take the
-request, or if the request's caller was killed meanwhile.
+The supervisor mounts and answers the kernel's INIT, then forks; each worker serves the inherited descriptor. What a
+killed worker did not answer is handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9). The descriptor is
+non-blocking: a worker goes on waiting if another one was quicker, or if the request's caller was killed meanwhile.
 
-A handler is a coroutine, and most handlers never wait. The task that takes a request runs its handler at once, and then
-looks for the next request without a pass of trio's loop. That task is the **attendant**, and there is one at a time.
-When a handler does have to wait, the attendant stays with this handler, and another task becomes the attendant. So a
-request costs a task only if it waits for something.
-
-While nothing but timers is under way in the process, the attendant also **stands by**: it waits for the next request
-without trio. That costs a tenth of a pass of trio's loop. When several workers stand by, the kernel wakes one of them
-(EPOLLEXCLUSIVE, epoll_ctl(2)).
+A handler is a coroutine, and most never wait. The task that takes a request, the **attendant**, runs its handler at
+once, and then looks for the next request without a pass of trio's loop. When a handler does have to wait, the attendant
+stays with it, and another task becomes the attendant. So a request costs a task only if it waits. While nothing but
+timers is under way, the attendant also **stands by**: it waits for the next request without trio, which costs a tenth
+of a pass of trio's loop. Of several workers that stand by, the kernel wakes one (EPOLLEXCLUSIVE, epoll_ctl(2)).
 """
 
 from __future__ import annotations
@@ -205,7 +201,9 @@ class RequestLoop:
                 _write(self.descriptor, unique, self.error_number(exc), b"")
                 self._answers += 1
             else:
-                self._leave()
+                self._waiting += 1
+                if not self._resting.unpark():
+                    self._nursery.start_soon(self._attend)
                 try:
                     body = await _rest(answer, trap)
                 except Exception as exc:
@@ -239,11 +237,6 @@ class RequestLoop:
         if self._answers:
             self.counters.add("answers", self._answers)
             self._answers = 0
-
-    def _leave(self) -> None:
-        self._waiting += 1
-        if not self._resting.unpark():
-            self._nursery.start_soon(self._attend)
 
 
 def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:

@@ -222,10 +222,7 @@ def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, 
 
 
 def set_read_ahead(path: str | Path, kib: int = READ_AHEAD_KIB, instead_of: int | None = None) -> None:
-    """Change the kernel's read-ahead on this mount for files opened from now on, 128 KiB by default; only root may.
-
-    It is changed only from `instead_of`, if that is given.
-    """
+    """Change the kernel's read-ahead for files opened from now on, from `instead_of` if given; only root may."""
     on_top = mounted_at(path)
     if on_top is not None:
         setting = Path(f"/sys/class/bdi/{on_top.device}/read_ahead_kb")

@@ -107,10 +107,7 @@ def is_our_own() -> bool:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Have the kernel send this process a signal when its parent has ended.
-
-    Returns whether the parent is still `parent`: one that ended before this call sends nothing.
-    """
+    """Have the kernel send this process a signal when its parent ends; False if it has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 

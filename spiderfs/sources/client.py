@@ -1,23 +1,19 @@
 """The asynchronous face of a source: time limits, retries, and whether the source is there at all.
 
-Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs
-in the source cannot be ended, only abandoned; it keeps its slot until the system call returns. So waiting for a slot
-counts against the time limit. A source that hangs costs every caller at most that limit, and each process at most
-`max_concurrent` threads (and one more, for the probe).
+Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs in
+the source can only be abandoned, and keeps its slot until the system call returns. So waiting for a slot counts against
+the time limit: a source that hangs costs every caller at most that, and each process at most `max_concurrent` threads
+(and one more, for the probe). What an abandoned function still stores must be valid by itself.
 
-A call that fails is tried again, after a random pause that grows with each attempt. A source that says that it is asked
-for too much (`SourceThrottled`) is asked again until the caller's time is up, since it may answer any moment. For other
-failures a call has `attempts`, and all calls of a process together have a **budget** of repetitions, which
-answers fill up: so a source that fails for all is asked hardly more often than by callers that try once.
+A call that fails is tried again, after a random pause that grows. A source that is asked for too much
+(`SourceThrottled`) is asked until the caller's time is up. For other failures a call has `attempts`, and all calls of a
+process a **budget** of repetitions, which answers fill up: a source that fails for all is hardly asked more often than
+once.
 
-An abandoned function may still finish later, and whatever it stores then must be valid by itself.
-
-`reachable` turns False when a call has used up its attempts or its time, and the source has answered no one meanwhile;
-it turns True with the next answer. "No such file" is an answer, and so are "not ready" and a failure of one entry.
-While it is False, `watch` asks the source, one question at a time, and callers should serve what they know rather than
-wait.
-
-One client belongs to one trio run. Its state changes only between awaits.
+`reachable` turns False when a call has used up its attempts or time, and the source has answered no one meanwhile, and
+True with the next answer ("no such file", "not ready" and a failure of one entry are answers). Meanwhile `watch` asks
+the source, one question at a time, and callers should serve what they know. One client belongs to one trio run; its
+state changes only between awaits.
 """
 
 from __future__ import annotations
@@ -26,19 +22,11 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
-from os import statvfs_result
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import (
-    SourceEntryFailed,
-    SourceError,
-    SourceNotReady,
-    SourceThrottled,
-    SourceTimeout,
-    SourceUnavailable,
-)
+from spiderfs import errors
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
@@ -73,16 +61,6 @@ class SourceLimits:
     max_backoff_s: float = 2.0
     max_concurrent: int = 64
     probe_interval_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("timeout_s", "scan_timeout_s", "probe_interval_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0")
-        for name in ("attempts", "max_concurrent"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if not 0 <= self.backoff_s <= self.max_backoff_s:
-            raise ValueError("backoff_s must be at least 0 and at most max_backoff_s")
 
 
 def pause_s(attempt: int, limits: SourceLimits, rng: random.Random) -> float:
@@ -127,7 +105,7 @@ class SourceClient:
         self._signing = trio.Lock()
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
-        self._read = read or self._read_in_thread
+        self._read = read or (lambda *args: self._threads.run(source.read, *args[:4]))
         # The probe has a thread of its own, because hanging calls may hold all others.
         self._probe_thread, self._sign_thread = WorkerThreads(1), WorkerThreads(1)
         self._unreachable = trio.Event()
@@ -168,7 +146,7 @@ class SourceClient:
         """
         began_s = trio.current_time()
         found: list[tuple[bytes, SourceStat]] = []
-        error: Exception = SourceTimeout(f"the source has not answered within {self._limits.timeout_s:g} s")
+        error: Exception = errors.SourceTimeout(f"the source has not answered within {self._limits.timeout_s:g} s")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._await_silence, nursery.cancel_scope)
             try:
@@ -190,10 +168,10 @@ class SourceClient:
             await trio.sleep(min(_SIGN_EVERY_S, self._limits.timeout_s))
             try:
                 await self._sign()
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 scope.cancel()
                 return
-            except SourceError:
+            except errors.SourceError:
                 pass  # The source has answered, if with an error.
 
     def _note_latency(self, took_s: float) -> None:
@@ -238,18 +216,6 @@ class SourceClient:
     def _is_silent(self) -> bool:
         return trio.current_time() - self._answered_at_s > _LATELY_S
 
-    async def readlink(self, path: bytes) -> bytes:
-        return await self.call(self.source.readlink, path)
-
-    async def listxattr(self, path: bytes) -> list[str]:
-        return await self.call(self.source.listxattr, path)
-
-    async def getxattr(self, path: bytes, name: str) -> bytes | None:
-        return await self.call(self.source.getxattr, path, name)
-
-    async def statvfs(self) -> statvfs_result:
-        return await self.call(self.source.statvfs)
-
     async def call(self, function: Callable[[*Ts], T], *args: *Ts, timeout_s: float | None = None) -> T:
         """Run in a thread a function that asks the source, and run it again when it raises SourceUnavailable.
 
@@ -280,23 +246,23 @@ class SourceClient:
                     break
                 # This process has stood still (SIGSTOP, a suspended machine), and not the source.
                 patience = patience._replace(until=now + (limit_s or self._limits.timeout_s))
-        except SourceUnavailable as exc:
+        except errors.SourceUnavailable as exc:
             self._on_event("source_errors")
-            if isinstance(exc, SourceEntryFailed):
+            if isinstance(exc, errors.SourceEntryFailed):
                 self.answered()
             else:
                 self._not_answered(patience)
             raise
-        except SourceError:
+        except errors.SourceError:
             self.answered()
             raise
         raise self.timed_out(patience, limit_s)
 
-    def timed_out(self, patience: Patience, limit_s: float | None = None) -> SourceTimeout:
+    def timed_out(self, patience: Patience, limit_s: float | None = None) -> errors.SourceTimeout:
         """The error for a caller whose patience has ended, whether its question was asked or never had its turn."""
         self._on_event("source_timeouts")
         self._not_answered(patience)
-        return SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
+        return errors.SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
 
     async def watch(self) -> None:
         """For ever: while the source is unreachable, ask it every `probe_interval_s` whether it is back."""
@@ -310,9 +276,9 @@ class SourceClient:
         with trio.move_on_after(self._limits.timeout_s):
             try:
                 await self._probe_thread.run(self._ask_for_a_sign)
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 return
-            except SourceError:
+            except errors.SourceError:
                 pass  # The source has answered, if with an error.
             self.answered()
 
@@ -322,23 +288,18 @@ class SourceClient:
         self.source.stat(b"")
         self.source.statvfs()
 
-    async def _read_in_thread(
-        self, path: bytes, offset: int, length: int, version: Version, _: Delivery | None
-    ) -> bytes:
-        return await self._threads.run(self.source.read, path, offset, length, version)
-
     async def _attempts(self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> T:
         attempt = 1
         while True:
             self._on_event("source_requests")
             try:
                 return await ask(*args)
-            except SourceNotReady:
+            except errors.SourceNotReady:
                 self.answered()
-            except SourceThrottled:
+            except errors.SourceThrottled:
                 # Answers to others say that the source is there; one that refuses everybody is as good as away.
                 pass
-            except SourceUnavailable:
+            except errors.SourceUnavailable:
                 if attempt >= self._limits.attempts or self._repetitions < 1:
                     raise
                 self._repetitions -= 1

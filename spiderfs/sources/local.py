@@ -18,35 +18,28 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-from spiderfs.errors import (
-    ConfigError,
-    SourceChanged,
-    SourceDenied,
-    SourceEntryFailed,
-    SourceError,
-    SourceNotADirectory,
-    SourceNotFound,
-    SourceThrottled,
-    SourceUnavailable,
-)
+from spiderfs import errors
 from spiderfs.linux.mounts import Mount, parse_mount_table
 from spiderfs.sources.source import STREAMED_BYTES, UNKNOWN, SourceStat, Version
 
+T = TypeVar("T")
+
 # The errors that say something about the entry, or about this process. Every other errno (EIO, ESTALE, ETIMEDOUT ...)
 # says only that there was no answer: SourceUnavailable.
-_ERRORS: dict[int, type[SourceError]] = {
-    errno.ENOENT: SourceNotFound,
-    errno.ENAMETOOLONG: SourceNotFound,
-    errno.ENOTDIR: SourceNotADirectory,
-    errno.ELOOP: SourceChanged,  # only from read(): the file's name is a link now
-    errno.EACCES: SourceDenied,
-    errno.EPERM: SourceDenied,
+_ERRORS: dict[int, type[errors.SourceError]] = {
+    errno.ENOENT: errors.SourceNotFound,
+    errno.ENAMETOOLONG: errors.SourceNotFound,
+    errno.ENOTDIR: errors.SourceNotADirectory,
+    errno.ELOOP: errors.SourceChanged,  # only from read(): the file's name is a link now
+    errno.EACCES: errors.SourceDenied,
+    errno.EPERM: errors.SourceDenied,
     # A file that another thread reads is closed in a moment.
-    errno.EMFILE: SourceThrottled,
-    errno.ENFILE: SourceThrottled,
+    errno.EMFILE: errors.SourceThrottled,
+    errno.ENFILE: errors.SourceThrottled,
 }
 _DEAD_ROOT = frozenset({errno.ESTALE, errno.ENOTCONN})
 _NO_XATTR = frozenset({errno.ENODATA, errno.ENOTSUP})
@@ -99,7 +92,7 @@ class LocalSource:
             if not path:
                 _check_linked(fd)
             if not _is_shown(found.st_mode):
-                raise SourceNotFound(f"{os.fsdecode(path)}: neither a file, a directory nor a symbolic link")
+                raise errors.SourceNotFound(f"{os.fsdecode(path)}: neither a file, a directory nor a symbolic link")
             return _source_stat(found)
 
     def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
@@ -142,28 +135,26 @@ class LocalSource:
         with self._translated(path), self._opened(path, _READ) as fd:
             found = _source_stat(os.fstat(fd))
             if found.size > most_bytes:
-                raise SourceChanged(f"{os.fsdecode(path)}: larger than it was")
+                raise errors.SourceChanged(f"{os.fsdecode(path)}: larger than it was")
             return found, _read(fd, path, 0, found.size, found.version)
 
     def readlink(self, path: bytes) -> bytes:
         with self._translated(path), self._opened(path, _LOOK) as fd:
             if not stat.S_ISLNK(os.fstat(fd).st_mode):
-                raise SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
+                raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
             return os.readlink(b"", dir_fd=fd)
 
     def listxattr(self, path: bytes) -> list[str]:
-        with self._translated(path), self._opened(path, _LOOK) as fd:
-            try:
-                return os.listxattr(_proc_path(fd))
-            except OSError as exc:
-                if exc.errno in _NO_XATTR:
-                    return []
-                raise
+        return self._of_xattrs(path, os.listxattr) or []
 
     def getxattr(self, path: bytes, name: str) -> bytes | None:
+        return self._of_xattrs(path, lambda entry: os.getxattr(entry, name))
+
+    def _of_xattrs(self, path: bytes, ask: Callable[[str], T]) -> T | None:
         with self._translated(path), self._opened(path, _LOOK) as fd:
             try:
-                return os.getxattr(_proc_path(fd), name)
+                # These calls refuse an O_PATH descriptor (open(2)), and not a path to its very object.
+                return ask(f"/proc/self/fd/{fd}")
             except OSError as exc:
                 if exc.errno in _NO_XATTR:
                     return None
@@ -204,15 +195,15 @@ class LocalSource:
             yield
         except OSError as exc:
             where = os.fsdecode(path) or "."
-            kind = _ERRORS.get(exc.errno or errno.EIO, SourceUnavailable)
-            if kind is SourceNotFound and (not path or not self._root_is_there()):
-                kind = SourceUnavailable
-            if kind is SourceDenied and not self._root_answers():
-                kind = SourceUnavailable
-            if kind is SourceUnavailable:
+            kind = _ERRORS.get(exc.errno or errno.EIO, errors.SourceUnavailable)
+            if kind is errors.SourceNotFound and (not path or not self._root_is_there()):
+                kind = errors.SourceUnavailable
+            if kind is errors.SourceDenied and not self._root_answers():
+                kind = errors.SourceUnavailable
+            if kind is errors.SourceUnavailable:
                 self._reopen_dead_root()
                 if path and self._root_is_there() and self._root_answers():
-                    kind = SourceEntryFailed
+                    kind = errors.SourceEntryFailed
             raise kind(f"{where}: {exc.strerror}") from exc
 
     def _root_is_there(self) -> bool:
@@ -298,7 +289,7 @@ def _read(fd: int, path: bytes, offset: int, length: int, version: Version) -> b
     while offset < end:
         chunk = os.pread(fd, end - offset, offset)
         if not chunk:
-            raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was when it was opened")
+            raise errors.SourceChanged(f"{os.fsdecode(path)}: shorter than it was when it was opened")
         chunks.append(chunk)
         offset += len(chunk)
     # The second look catches a writer that changed the file between our reads.
@@ -309,12 +300,7 @@ def _read(fd: int, path: bytes, offset: int, length: int, version: Version) -> b
 def _check_version(fd: int, path: bytes, version: Version) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or _source_stat(found).version != version:
-        raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
-
-
-def _proc_path(fd: int) -> str:
-    """A path to the very object of an O_PATH descriptor: the xattr calls refuse such descriptors (open(2))."""
-    return f"/proc/self/fd/{fd}"
+        raise errors.SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
 
 
 def _file_system_of(fd: int) -> str:
@@ -337,7 +323,7 @@ def _mount_of(fd: int) -> Mount | None:
     return None
 
 
-def _unusable(root: bytes, exc: OSError) -> ConfigError:
+def _unusable(root: bytes, exc: OSError) -> errors.ConfigError:
     advice = {
         errno.ENOENT: "does not exist; check the path, or mount it first",
         errno.ENOTDIR: "is not a directory; name the directory that holds the data",
@@ -345,4 +331,4 @@ def _unusable(root: bytes, exc: OSError) -> ConfigError:
         errno.ENOTCONN: "is a stale mount; unmount it and mount it again",
         errno.ESTALE: "is a stale mount; unmount it and mount it again",
     }.get(exc.errno or errno.EIO, f"cannot be opened: {exc.strerror}")
-    return ConfigError(f"source {os.fsdecode(root)} {advice}")
+    return errors.ConfigError(f"source {os.fsdecode(root)} {advice}")

@@ -108,10 +108,7 @@ def is_address(host: str) -> bool:
 
 
 def addresses_of(host: str) -> list[str]:
-    """The addresses of a name, those of IPv4 if it has any, so that a node has one; none if they cannot be had.
-
-    May take half a minute.
-    """
+    """The addresses of a name, those of IPv4 if it has any; none if they cannot be had. May take half a minute."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):

@@ -1,26 +1,23 @@
 """A source with the caches of other nodes in front of it: a file's home is asked first.
 
 Each node has a static web server (nginx) over its mount, so the home fetches what it has not cached, once for all
-nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`).
+nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`). Each STRIPE_BYTES
+of a file have a home of their own (`key_at`), so nodes that read one large file together share out its bytes. Of a
+large file, each stripe of a node that is down has another home meanwhile.
 
-**Stripes.** Each STRIPE_BYTES of a file have a home of their own (`key_at`), so that nodes which read one large file at
-the same time share out its bytes, and each byte leaves the source once. A small file has one stripe. Of a large file,
-each stripe of a node that is down has another home meanwhile.
+**Exactly this version.** The requested name ends with the number of the version (`asked_name`): a hash of path, size
+and mtime or tag, and of the source's identity (`salt_of`). The home finds it only while the file's own name means that
+version there. Size and mtime as a web server reports them would not do: whole seconds, and no tag. Files that may still
+be changing are read from the source.
 
-**Exactly this version.** The requested name ends with the number of the version (`asked_name`), which is the same on
-all nodes: a hash of path, size and mtime or tag, and of the source's identity (`salt_of`). The home finds such a name
-only while the file's own name means that version there, and one inode never gives two. Size and mtime as a web server
-reports them would not do: whole seconds, and no tag. Files that may still be changing are read from the source.
+**No circles.** While lists of members differ, a node may be asked that takes another one for the home. It then reads
+the source: the name has the stripe's number too, which its lookups note in `asked` (`MountContext.asked_by_peers`).
 
-**No circles.** While nodes have different lists of members, a node may be asked that takes another one for the home. It
-then reads the source: the requested name has the number of the stripe too, and its lookups note the stripes in the
-table `asked`, which its reading processes share (`MountContext.asked_by_peers`).
-
-**Failure.** A peer is trusted as the source is, and nothing depends on it: if it does not have the file, is late or
-returns other bytes, the source is read. A peer that is down is not asked for a while (`Breaker`). Late is not down: on
-a busy machine a working home is slow, and avoiding it would load the source further. A peer is down when none of its
-addresses can be reached, when FAILURES answers in a row are wrong, or when it gives no sign: after a late answer the
-next question may take LONGER times as long, and is late too, with no answer to any question between.
+**Failure.** If a peer does not have the file, is late or returns other bytes, the source is read. A peer that is down
+is not asked for a while (`Breaker`). Late is not down: on a busy machine a working home is slow, and avoiding it would
+load the source further. A peer is down when none of its addresses can be reached, when FAILURES answers in a row are
+wrong, or when, after a late answer, the next question is late too, with LONGER times the patience and no answer
+between.
 """
 
 from __future__ import annotations
@@ -86,28 +83,6 @@ class Counts:
         self._cells[FIELDS.index("resting")] = self._mark * bool(self.resting)
 
 
-class Peer(ABC):
-    """For the threads of one process."""
-
-    node: Node
-    """As it is known now; its URL stays."""
-
-    @property
-    def rests(self) -> bool:
-        """Whether it is down, and not to be asked now."""
-        return False
-
-    @abstractmethod
-    def ask(self, asked: Asked) -> bytes | None:
-        """The bytes; None if the peer does not have them, or does not give them in time."""
-
-    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
-        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
 class Breaker:
     """Whether a server is asked, and how long it may take; times are on the caller's clock."""
 
@@ -157,11 +132,12 @@ class Breaker:
             self._pauses += 1
 
 
-class Server(Peer):
-    """One server, with a breaker."""
+class Server(ABC):
+    """One server, with a breaker; for the threads of one process."""
 
     def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
         self.node = node
+        """As it is known now; its URL stays."""
         self._counts, self._timeout_s = counts, timeout_s
         self._lock = counts.lock
         self._breaker = Breaker()
@@ -171,9 +147,17 @@ class Server(Peer):
 
     @property
     def rests(self) -> bool:
+        """Whether it is down, and not to be asked now."""
         return self._breaker.rests(time.monotonic())
 
+    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
+        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
     def ask(self, asked: Asked) -> bytes | None:
+        """The bytes; None if it does not have them, or does not give them in time."""
         least_s, asked_s = min(max(self._timeout_s, asked.patience_s), asked.longest_s), time.monotonic()
         if not self.node.addresses:
             return None
@@ -217,17 +201,18 @@ class Server(Peer):
 
     @abstractmethod
     def _fetch(self, asked: Asked, within_s: float) -> bytes | None:
-        """The bytes, within this time; None if it does not have them.
-
-        Raises SourceUnreachable, SourceTimeout if it is late, and other errors of sources.
-        """
+        """The bytes within this time, None if it lacks them; raises SourceUnreachable, SourceTimeout, SourceError."""
 
 
 # Bytes of files that wait to be given, and how many files are given at a time, within how long. No one waits for it.
 _WAITING_BYTES, _AT_A_TIME, _GIVEN_S = 32 << 20, 16, 5.0
 
 
-class RedisPeer(Peer):
+class RedisPeer:
+    """A server of Redis, or the shards of a cluster."""
+
+    rests = False
+
     def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
         self._counts, self._timeout_s = counts, timeout_s
         self._servers: dict[str, _Server] = {}
@@ -429,6 +414,9 @@ class WebPeer(Server):
         raise error if is_reached else SourceUnreachable(str(error)) from error
 
 
+Peer = RedisPeer | WebPeer
+
+
 class PeerSource:
     """`inner`, and in front of it the other `members`; for one reading process."""
 
@@ -495,7 +483,7 @@ class PeerSource:
 
     def _home(self, path: bytes, offset: int, version: Version, is_whole: bool = False) -> tuple[Peer | None, int]:
         """Who is asked for the bytes at an offset, None for the source; and the version's number."""
-        if _is_young(version):
+        if not version.tag and version.mtime_ns > (time.time() - YOUNG_S) * 1e9:
             return None, 0
         number = version_hash(path, version)
         key = key_at(number, offset)
@@ -543,20 +531,15 @@ class PeerSource:
                     continue
                 known = before.get(place)
                 if known is not None and known.node.url == node.url:
-                    known.node = node
+                    peers[place], known.node = known, node
                     del before[place]
+                    continue
+                counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
+                if is_server(node.url):
+                    peers[place] = RedisPeer(node, counts, self._timeout_s)
                 else:
-                    counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
-                    if is_server(node.url):
-                        known = RedisPeer(node, counts, self._timeout_s)
-                    else:
-                        tls = self._tls if node.url.startswith("https:") else None
-                        known = WebPeer(node, counts, self._timeout_s, self._longest_s, tls)
-                peers[place] = known
+                    tls = self._tls if node.url.startswith("https:") else None
+                    peers[place] = WebPeer(node, counts, self._timeout_s, self._longest_s, tls)
             self._peers, self._edition = peers, edition
         for gone in before.values():
             gone.close()
-
-
-def _is_young(version: Version) -> bool:
-    return not version.tag and version.mtime_ns > (time.time() - YOUNG_S) * 1e9

@@ -1,28 +1,22 @@
 """A process that reads from the source for another one.
 
-To read a file takes half a dozen system calls. At each of them a thread hands the interpreter's lock to another thread
-and asks for it back, which costs more than the call: 75 futex(2) calls for each fetch if the threads are in the worker
-itself, 2 if they are not. So the threads that read have an interpreter of their own, and the process that answers the
-kernel exchanges messages with them.
+A thread that reads a file hands the interpreter's lock on at half a dozen system calls: 75 futex(2) calls for each
+fetch if the threads are in the worker itself, 2 if they have an interpreter of their own. Each read has one slot of
+shared memory: a header, then the path, and in its place later the result. The slot's number goes through one pipe for
+each direction; it has 4 bytes, so none is torn (pipe(7)). All threads wait at the same pipe, and the kernel wakes one.
 
-Each read has one slot of shared memory: a header, then the path, and in its place later the result. Only the number of
-the slot goes through a pipe; there is one pipe for each direction. A number has 4 bytes, so none is torn (pipe(7)). All
-threads wait at the same pipe, and the kernel wakes one of them.
-
-A read may come with a **delivery**: the reading process then writes the bytes and an answer to a descriptor before it
-reports to its parent, so that the reader has them two wake-ups sooner. The reader's next request may then be about a
-read whose report the parent has not seen yet. So deliveries are counted in shared memory before they are made, and a
-parent that has to know what was read waits until it has `caught_up`.
+A read may come with a **delivery**: the reading process writes the bytes and an answer to a descriptor before it
+reports, so the reader has them two wake-ups sooner. The reader's next request may come before that report, so
+deliveries are counted in shared memory before they are made, and a parent that has to know waits until it has
+`caught_up`.
 
 Whole files that no one waits for are read in **batches** (`begin`, `send`): many numbers go through the pipe at once,
-and no task waits for each. The reading process **seals** the bytes: it makes a record of the store of each file that
-is cut out of them, and may write it there by itself. What comes within a moment is handed over together. A sealed read
-of one file may come with a
-**push**: when it has reported the read, the reading process gives the bytes to the kernel, and reports that too. In
-this order, because the kernel may make it wait for a reader who waits for what the parent does with the report.
-
-A **part** of a large file is written into the store while it comes, and the reply has its records alone. Meanwhile the
-slot's number with a mark says that the header has another number of blocks that are written.
+and what comes within a moment is handed over together. The reading process **seals** the bytes: it makes a record of
+the store of each file that is cut out of them, and may write it there. A sealed read of one file may come with a
+**push**: the bytes are given to the kernel after the report, and that is reported too. In this order, because the
+kernel may make it wait for a reader who waits for what the parent does with the report. A **part** of a large file is
+written into the store while it comes; the reply has its records, and the number with a mark says that the header has
+another number of blocks that are written.
 
 The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). If it dies first, the parent's
 `attend` or `watch` raises, and the parent must end too: its successor asks again for whatever is wanted.

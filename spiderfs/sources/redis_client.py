@@ -94,10 +94,7 @@ class RedisClient:
         self._client = redis.Redis(connection_pool=pool)
 
     def within(self, timeout_s: float) -> Any:
-        """redis-py's client, for what this thread asks next: all of it is answered in this time, or fails.
-
-        A failure is one of `errors()`.
-        """
+        """redis-py's client for this thread: all it asks next is answered in this time, or fails by `errors()`."""
         self._times.until, self._times.is_reached = time.monotonic() + timeout_s, True
         return self._client
 
@@ -294,10 +291,7 @@ def _key(server: Node) -> _Key:
 
 
 def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
-    """The shards of a cluster, as `Node.shards`, as one of its servers knows them; none if it has lost the others.
-
-    Raises ValueError.
-    """
+    """The shards of a cluster, as `Node.shards`; none if the server has lost the others. Raises ValueError."""
     if redis.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
         return ()
     parts = urlsplit(asked.url)

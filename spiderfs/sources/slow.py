@@ -1,9 +1,8 @@
 """Any source with added latency and a bandwidth limit: for experiments, tests and benchmarks.
 
 The settings are shared by every process of a mount and changed while it runs. They lie in a small mapped file, which
-for a mount has no name and lies on no disk: 8 bytes of magic, one double per setting, and the time at which the
-simulated line is free again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never
-sees half of it.
+for a mount has no name and lies on no disk: one double per setting, and the time at which the simulated line is free
+again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never sees half of it.
 
 The line's time is read and advanced under a thread lock (within a process) and an fcntl record lock (between
 processes). The kernel drops a record lock when its holder dies, however it dies, so a killed worker cannot leave the
@@ -12,17 +11,16 @@ line locked. Neither lock is ever held while someone sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import math
 import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from spiderfs.errors import ConfigError
 from spiderfs.sources.source import Source, SourceStat, Version, streamed
 
 P = ParamSpec("P")
@@ -32,30 +30,19 @@ T = TypeVar("T")
 ENTRIES_PER_LATENCY = 1000
 # How soon a call that waits notices a changed setting. 16 waiting threads cost some 800 wake-ups a second at most.
 _POLL_S = 0.02
-
-
-class Setting(NamedTuple):
-    """One setting: the largest value it may take (the least is 0, which is also its default), and what it does."""
-
-    maximum: float
-    meaning: str
-
-
-SLOW_SETTINGS: dict[str, Setting] = {
-    "latency_ms": Setting(3_600_000, "milliseconds before every call is answered (a scan: per 1,000 entries)"),
-    "bandwidth": Setting(1e15, "bytes per second for all processes together; 0 is unlimited"),
-}
-
-_MAGIC = b"spslow01"
-_SLOTS = {name: slot for slot, name in enumerate(SLOW_SETTINGS, start=1)}
-_LINE_FREE = len(SLOW_SETTINGS) + 1  # the slot behind the settings
-_FILE_BYTES = 8 * (len(SLOW_SETTINGS) + 2)
+SLOW_SETTINGS = ("latency_ms", "bandwidth")
+"""Milliseconds before every call is answered (a scan: per 1,000 entries); and bytes per second for all processes
+together, 0 for no limit."""
+_SLOTS = {name: slot for slot, name in enumerate(SLOW_SETTINGS)}
+_LINE_FREE = len(SLOW_SETTINGS)  # the slot behind the settings
+_FILE_BYTES = 8 * (len(SLOW_SETTINGS) + 1)
 
 
 class SlowSettings:
-    """The live settings; make it with `create` or `open`. Thread-safe, and usable on both sides of a fork."""
+    """The live settings, 0 at first. Thread-safe, and usable on both sides of a fork."""
 
     def __init__(self, fd: int) -> None:
+        """`fd`: a file of `_FILE_BYTES`; `create`, `in_memory` and `open` have one."""
         self._fd = fd
         self._map = mmap.mmap(fd, _FILE_BYTES)
         self._values = memoryview(self._map).cast("d")
@@ -63,14 +50,10 @@ class SlowSettings:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], **settings: float) -> SlowSettings:
-        """A new file, in place of any older one; raises ConfigError for a setting that does not exist or fit."""
-        for name, value in settings.items():
-            _check(name, value)
-        # A file that another process has mapped must never be truncated (SIGBUS): leave the old one to it.
-        temporary = f"{os.fspath(path)}.{os.getpid()}"
-        state = cls._made(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), settings)
-        os.rename(temporary, path)
-        return state
+        """A new file, in place of any older one, which those who have mapped it keep."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return cls._made(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), settings)
 
     @classmethod
     def in_memory(cls, **settings: float) -> SlowSettings:
@@ -79,29 +62,21 @@ class SlowSettings:
 
     @classmethod
     def _made(cls, fd: int, settings: Mapping[str, float]) -> SlowSettings:
-        os.write(fd, _MAGIC.ljust(_FILE_BYTES, b"\0"))
+        os.ftruncate(fd, _FILE_BYTES)
         state = cls(fd)
-        for name, value in settings.items():
-            state.set(name, value)
+        state.change(settings)
         return state
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> SlowSettings:
-        """The state another process has created; raises ConfigError if the file is not one."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.fstat(fd).st_size != _FILE_BYTES or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
-            os.close(fd)
-            raise ConfigError(
-                f"{os.fspath(path)} does not hold the settings of a slow source; remove it and mount again"
-            )
-        return cls(fd)
+        """The state that another process has created."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def get(self, name: str) -> float:
         return self._values[_SLOTS[name]]
 
     def set(self, name: str, value: float) -> None:
-        """Change one setting in all processes at once; raises ConfigError if it does not exist or fit."""
-        _check(name, value)
+        """Change one setting in all processes at once; who gives it has checked its range (`options/model.py`)."""
         with self._locked():
             self._values[_SLOTS[name]] = value
             if name == "bandwidth":
@@ -145,16 +120,6 @@ class SlowSettings:
                 yield
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
-
-
-def _check(name: str, value: float) -> None:
-    if name not in SLOW_SETTINGS:
-        raise ConfigError(
-            f"source.{name} does not exist; there are {', '.join(f'source.{known}' for known in SLOW_SETTINGS)}"
-        )
-    maximum = SLOW_SETTINGS[name].maximum
-    if math.isnan(value) or not 0 <= value <= maximum:
-        raise ConfigError(f"source.{name}={value:g} is out of range; give a number from 0 to {maximum:g}")
 
 
 class SlowSource:

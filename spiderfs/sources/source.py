@@ -111,9 +111,8 @@ class Source(Protocol):
         """
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        """Bytes [offset, offset + length) of exactly this version, short only at its end.
-
-        Raises SourceChanged if the file is, or becomes while it is read, another version.
+        """Bytes [offset, offset + length) of just this version, short only at its end; raises SourceChanged for
+        another.
         """
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:

@@ -1,28 +1,20 @@
 """The bytes of large files' blocks: one sparse file for each inode, beside LMDB, which has their checksums.
 
-Block n lies at the same place in this file as in the file of the source. So once all blocks are in the cache, the cache
-has the whole content as a plain file, and the kernel can read that file without asking anybody.
-
-Of several disks, the file stays on one until its last block is dropped. Its inode decides on which it is made. Disks
-may come and go later, so a process that needs the file looks on each.
-
-LMDB's records say which blocks are in the cache; bytes without a record mean nothing. Locks on the range of a block
-keep records and bytes together (`linux/range_lock.py`):
+Block n lies at the same place as in the file of the source. So once all blocks are cached, the kernel can read this
+plain file without asking anybody. Of several disks, the file stays on the one where its inode had it made until its
+last block is dropped; disks may come and go, so a process that needs the file looks on each. Bytes without a record of
+LMDB mean nothing. Locks on the range of a block keep records and bytes together (`linux/range_lock.py`):
 
 - A process that lands a block holds a shared lock on it from before it writes the bytes until the record is committed.
-- A process that frees a block takes an exclusive lock on it, and checks that there still is no record before it punches
-  the hole. It never waits for the lock: it leaves a locked block for later.
+- A process that frees a block takes an exclusive lock, or leaves a locked block for later, and checks that there still
+  is no record before it punches the hole.
 - A process that hands a file out to the kernel holds a shared lock on the whole file. The lock belongs to the open
-  file, and the kernel keeps that open as long as the file is registered.
+  file, which the kernel keeps open as long as the file is registered.
 
-A reader may map a file that it has opened. It then maps the plain file itself, and the mapping may live longer than the
-reader's handle and than the registration. So no hole is ever made in a file that was handed out; the mode of the file
-says whether it was. Such a file is freed as a whole, once no record of it is left: it is unlinked, and readers who have
-mapped it keep what they have mapped.
-
-A file without blocks is unlinked under an exclusive lock on the whole file. If a process has locked a file and then
-finds that the file is unlinked, it opens the file by its name again. `stray` finds bytes that a killed process had
-written without a record.
+A reader may map the plain file, and the mapping may outlive its handle and the registration. So no hole is ever made in
+a file that was handed out, which its mode says: it is unlinked as a whole once no record of it is left. A file without
+blocks is unlinked under an exclusive lock on the whole file; a process that has locked an unlinked file opens it by its
+name again. `stray` finds bytes that a killed process had written without a record.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ from pathlib import Path
 from spiderfs.errors import StoreError
 from spiderfs.linux.range_lock import lock_shared, try_lock
 from spiderfs.shared.layout import BLOCKS_DIRECTORY
-from spiderfs.store.disks import Disks
+from spiderfs.store.disks import Disks, home
 from spiderfs.store.environment import translated_disk_errors
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
@@ -187,10 +179,7 @@ class BlockFiles:
             fd = None
 
     def hold(self, inode: int, first: int, count: int) -> int:
-        """A descriptor that keeps these blocks from being freed until the caller closes it.
-
-        It does not wait: raises StoreError, too, if they are being freed.
-        """
+        """A descriptor that keeps these blocks from being freed; raises StoreError if they are being freed."""
         with translated_disk_errors(), self._disks.watched(self.disk_of(inode)):
             return self._locked_file(inode, first, count, waits=False)
 
@@ -289,7 +278,7 @@ class BlockFiles:
             return 0
         on = (number for number in self._disks.numbers if os.path.exists(self._directory(number) / str(inode)))
         found = next(on, None)
-        return self._disks.home(inode) if found is None else found
+        return home(inode, self._disks.shares()) if found is None else found
 
     def _path(self, inode: int) -> Path:
         return self._directory(self.disk_of(inode)) / str(inode)

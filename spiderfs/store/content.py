@@ -19,44 +19,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.shared.layout import RESERVE_FILE
+from spiderfs.store import checksums, rows
 from spiderfs.store.blocks import BlockFiles
-from spiderfs.store.checksums import (
-    ALL_PIECES,
-    BLOCK_HEADER_BYTES,
-    LENGTH_BYTES,
-    SoundPieces,
-    header,
-    header_bytes,
-    length_of,
-    verified,
-    verified_by_another,
-)
 from spiderfs.store.disks import Disks
 from spiderfs.store.environment import open_environment, translate, translated_errors
 from spiderfs.store.extents import ExtentsOfDisks, Lease, is_chunked
-from spiderfs.store.rows import (
-    DISKS_AT,
-    INODE,
-    KEY,
-    SEQUENCE,
-    TABLES,
-    MemberRow,
-    block_count,
-    blocks_of,
-    count,
-    is_block,
-    key_of,
-    read_usage,
-    sealed,
-    unsealed,
-    write_block_count,
-    write_usage,
-)
+from spiderfs.store.rows import KEY, MemberRow, blocks_of, is_block, sealed, unsealed
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
 log = logging.getLogger(__name__)
@@ -77,6 +51,14 @@ _DROPPED_AT_A_TIME = 100
 MOST_KEPT_SHARE = 0.1
 
 
+class _Change(NamedTuple):
+    """A transaction that writes, with the usage that it commits, and the leases that its rows give up."""
+
+    txn: lmdb.Transaction
+    usage: list[int]
+    freed: list[Lease]
+
+
 class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
@@ -85,7 +67,7 @@ class LmdbContent:
 
         `disks` are those that all processes of a mount share, by default what the store's file says.
         """
-        self._env = open_environment(path, TABLES, readonly)
+        self._env = open_environment(path, rows.TABLES, readonly)
         with translated_errors():
             self._content, self._member, self._queue, self._meta, self._holes = (
                 self._env.open_db(name, create=not readonly)
@@ -98,7 +80,7 @@ class LmdbContent:
         self._reserve = path / RESERVE_FILE
         self._can_free: bool | None = None  # None: it has not mattered yet
         self._told_too_far = False
-        self._sound = SoundPieces()
+        self._sound = checksums.SoundPieces()
         self.damaged = 0  # records whose checksum failed, since this process opened the store
 
     # -- reading, on the event loop's thread
@@ -140,7 +122,7 @@ class LmdbContent:
         start = (key.block - 1) * BLOCK_BYTES
 
         def verified_block(head: bytes) -> memoryview | None:
-            found = verified_by_another(
+            found = checksums.verified_by_another(
                 head, lambda at, count: self._files.read(key.inode, start + at, count), offset, size
             )
             if found is None:
@@ -165,7 +147,7 @@ class LmdbContent:
 
     def blocks(self, inode: int) -> int:
         with translated_errors(), self._env.begin(self._meta) as txn:
-            return block_count(txn, INODE.pack(inode), self._meta)
+            return rows.block_count(txn, rows.INODE.pack(inode), self._meta)
 
     def whole(self, inode: int, size: int) -> bool:
         return self._sound.whole(inode, size) and self.blocks(inode) == -(-size // BLOCK_BYTES)
@@ -184,7 +166,7 @@ class LmdbContent:
     def _keeps_too_much(self) -> bool:
         with translated_errors(), self._env.begin(self._meta) as txn:
             kept_bytes = txn.stat(self._holes)["entries"] * BLOCK_BYTES
-            return bool(kept_bytes > MOST_KEPT_SHARE * read_usage(txn, self._meta)[4])
+            return bool(kept_bytes > MOST_KEPT_SHARE * rows.read_usage(txn, self._meta)[4])
 
     def member(self, key: ContentKey) -> Member | None:
         packed = KEY.pack(*key)
@@ -201,32 +183,25 @@ class LmdbContent:
         blocks = [record for record in records if record[0].block]
         takes_blocks = not blocks or self._takes_blocks()
         # Bytes are written and checksums made before the transaction begins, because others may wait for its end.
-        leases = self._leases(records)
-        given = [lease for lease in leases if lease is not None]
+        of_files = iter(self.lease([len(payload) for key, payload in records if not key.block]))
+        leases = [None if key.block else next(of_files) for key, _ in records]
         try:
             for (_, payload), lease in zip(records, leases, strict=True):
                 if lease is not None:
                     self.extents.write(lease, payload)
-            rows = [
-                (KEY.pack(*key), len(payload), _value(key, payload, lease))
-                for (key, payload), lease in zip(records, leases, strict=True)
-            ]
-            with (
-                self._files.writing(blocks if takes_blocks else ()) as too_far,
-                self._changing() as (txn, usage, freed),
-            ):
+            values = [_value(*record, lease) for record, lease in zip(records, leases, strict=True)]
+            with self._files.writing(blocks if takes_blocks else ()) as too_far, self._changing() as change:
                 landed = [
                     (takes_blocks or not key.block)
                     and key not in too_far
-                    and self._land(txn, usage, freed, *row, self._disk_of(key, row[-1]))
-                    for (key, _), row in zip(records, rows, strict=True)
+                    and self._land(change, KEY.pack(*key), len(payload), value, self._disk_of(key, value))
+                    for (key, payload), value in zip(records, values, strict=True)
                 ]
         except StoreError:
-            self.extents.free(given)
+            self.extents.free(leases)
             self.free_unrecorded([key for key, _ in blocks])
             raise
-        unused = [lease for lease, taken in zip(leases, landed, strict=True) if lease is not None and not taken]
-        self.extents.free([*freed, *unused])
+        self.extents.free([lease for lease, taken in zip(leases, landed, strict=True) if lease and not taken])
         if too_far and not self._told_too_far:
             self._told_too_far = True
             log.warning(
@@ -236,7 +211,7 @@ class LmdbContent:
         if blocks:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
             for key in (key for key, taken in outcomes if taken):
-                self._sound.add(key, ALL_PIECES)
+                self._sound.add(key, checksums.ALL_PIECES)
             self.free_unrecorded([key for key, taken in outcomes if not taken])
         self.free(FREED_AT_ONCE)
         return landed
@@ -248,22 +223,23 @@ class LmdbContent:
         drop: Iterable[ContentKey],
     ) -> list[bool | None]:
         landed: list[bool | None] = []
-        with self._changing() as (txn, usage, freed):
+        with self._changing() as change:
             for key in drop:
-                self._remove(txn, usage, freed, KEY.pack(*key))
+                self._remove(change, KEY.pack(*key))
             for key, size, record in records:
                 packed = KEY.pack(*key)
-                if txn.get(packed, db=self._member) is not None:
+                if change.txn.get(packed, db=self._member) is not None:
                     landed.append(None)
                 else:
                     section, disk = sections.get(key, LANDING), self._disk_of(key, record)
-                    landed.append(self._enter(txn, usage, freed, packed, size, record, section, disk))
+                    landed.append(self._enter(change, packed, size, record, section, disk))
+        unused = []
         for (key, _, record), taken in zip(records, landed, strict=True):
             if taken and key.block:
-                self._sound.add(key, ALL_PIECES)
+                self._sound.add(key, checksums.ALL_PIECES)
             if not taken and not key.block and not _is_inline(record):
-                freed.append(_lease_of(KEY.pack(*key), record))
-        self.extents.free(freed)
+                unused.append(_lease_of(KEY.pack(*key), record))
+        self.extents.free(unused)
         self.free(FREED_AT_ONCE)
         return landed
 
@@ -276,25 +252,21 @@ class LmdbContent:
     def land_part(self, keys: Sequence[ContentKey], length: int, heads: bytes) -> bool:
         """Land consecutive blocks of `length` bytes in all that `write_part` has written; whether all were taken."""
         sizes = [min(BLOCK_BYTES, length - at) for at in range(0, length, BLOCK_BYTES)]
-        rows = [heads[at : at + BLOCK_HEADER_BYTES] for at in range(0, len(heads), BLOCK_HEADER_BYTES)]
-        records = list(zip(keys, sizes, rows, strict=True))
+        width = checksums.BLOCK_HEADER_BYTES
+        records = list(zip(keys, sizes, (heads[at : at + width] for at in range(0, len(heads), width)), strict=True))
         return False not in self.land_kept(records, {}, ())
-
-    def _leases(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[Lease | None]:
-        leases = iter(self.lease([len(payload) for key, payload in records if not key.block]))
-        return [None if key.block else next(leases) for key, _ in records]
 
     def lease(self, sizes: Sequence[int]) -> list[Lease | None]:
         """Chunks for whole files of these sizes, None for one that lies in its row; raises StoreFull, StoreError."""
         return self.extents.lease(sizes, self._used() if self._disks.several else {}) if sizes else []
 
     def _usage(self, txn: lmdb.Transaction) -> list[int]:
-        return read_usage(txn, self._meta, max(self._disks.places) + 1 if self._disks.several else 0)
+        return rows.read_usage(txn, self._meta, max(self._disks.places) + 1 if self._disks.several else 0)
 
     def _used(self) -> dict[int, int]:
         """The bytes on each disk that there is or was; empty if there was never more than one."""
         with translated_errors(), self._env.begin(self._meta) as txn:
-            of_disks = self._usage(txn)[DISKS_AT:]
+            of_disks = self._usage(txn)[rows.DISKS_AT :]
         return dict(enumerate(map(sum, zip(of_disks[::2], of_disks[1::2], strict=True))))
 
     def _disk_of(self, key: ContentKey, record: bytes) -> int:
@@ -322,33 +294,24 @@ class LmdbContent:
                 )
         return self._can_free
 
-    def _land(
-        self,
-        txn: lmdb.Transaction,
-        usage: list[int],
-        freed: list[Lease],
-        packed: bytes,
-        size: int,
-        value: bytes,
-        disk: int,
-    ) -> bool:
-        """Land a record; `freed` gets the chunks that are free once the transaction is over."""
-        if (record := txn.get(packed, db=self._member)) is not None:
-            # A version never changes, so this is a repair of damaged bytes of the same size.
-            before = MemberRow.of(packed, bytes(record))
-            if disk != before.disk:
-                self._remove(txn, usage, freed, packed)
-                return self._enter(txn, usage, freed, packed, size, value, before.section, disk)
-            self._drop_chunks(txn, freed, packed, before)
-            txn.put(packed, value, db=self._content)
-            return True
-        return self._enter(txn, usage, freed, packed, size, value, LANDING, disk)
+    def _land(self, change: _Change, packed: bytes, size: int, value: bytes, disk: int) -> bool:
+        if (record := change.txn.get(packed, db=self._member)) is None:
+            return self._enter(change, packed, size, value, LANDING, disk)
+        # A version never changes, so this is a repair of damaged bytes of the same size.
+        before = MemberRow.of(packed, bytes(record))
+        if disk != before.disk:
+            self._remove(change, packed)
+            return self._enter(change, packed, size, value, before.section, disk)
+        self._drop_chunks(change, packed, before)
+        change.txn.put(packed, value, db=self._content)
+        return True
 
-    def _has_room(self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], disk: int, size: int) -> bool:
+    def _has_room(self, change: _Change, disk: int, size: int) -> bool:
         """Whether a disk's part of the capacity takes a record; what has landed there makes room for it."""
+        txn, usage = change.txn, change.usage
         if not self._disks.several:
             return True
-        landing, kept = DISKS_AT + 2 * disk, DISKS_AT + 2 * disk + 1
+        landing, kept = rows.DISKS_AT + 2 * disk, rows.DISKS_AT + 2 * disk + 1
         room = self._disks.parts(usage[4]).get(disk, 0) - size
         if usage[kept] > room:
             return False
@@ -364,34 +327,25 @@ class LmdbContent:
                     if excess <= 0:
                         break
         for packed in going:
-            self._remove(txn, usage, freed, packed)
+            self._remove(change, packed)
         return True
 
-    def _enter(
-        self,
-        txn: lmdb.Transaction,
-        usage: list[int],
-        freed: list[Lease],
-        packed: bytes,
-        size: int,
-        value: bytes,
-        section: str,
-        disk: int,
-    ) -> bool:
+    def _enter(self, change: _Change, packed: bytes, size: int, value: bytes, section: str, disk: int) -> bool:
         """Put a record that is not there into a section, unless there is no room beside what is kept."""
-        if usage[2] + size > usage[4] or not self._has_room(txn, usage, freed, disk, size):
+        txn, usage = change.txn, change.usage
+        if usage[2] + size > usage[4] or not self._has_room(change, disk, size):
             return False
-        self._shrink_landing(txn, usage, freed, usage[4] - size)
+        self._shrink_landing(change, usage[4] - size)
         sequence = usage[5]
         row = MemberRow(size, sequence, 0.0, section, disk)
-        count(usage, row, 1)
+        rows.count(usage, row, 1)
         usage[5] += 1
         txn.put(packed, value, db=self._content)
         if is_block(packed):
             txn.delete(packed, db=self._holes)
             self._count_block(txn, packed, 1)
         txn.put(packed, row.stored(packed), db=self._member)
-        place = SEQUENCE.pack(sequence)
+        place = rows.SEQUENCE.pack(sequence)
         if section == LANDING and not txn.put(place, sealed(place, packed), db=self._queue, append=True):
             raise StoreCorrupt("the cache is damaged (something has landed after what lands now)")
         return True
@@ -412,9 +366,10 @@ class LmdbContent:
 
     def _apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []
-        with self._changing() as (txn, usage, freed):
+        with self._changing() as change:
+            txn, usage = change.txn, change.usage
             for key in drop:
-                self._remove(txn, usage, freed, KEY.pack(*key))
+                self._remove(change, KEY.pack(*key))
             for key, section, score in keep:
                 packed = KEY.pack(*key)
                 record = txn.get(packed, db=self._member)
@@ -423,13 +378,12 @@ class LmdbContent:
                     continue
                 before = MemberRow.of(packed, bytes(record))
                 if before.section == LANDING:
-                    txn.delete(SEQUENCE.pack(before.sequence), db=self._queue)
+                    txn.delete(rows.SEQUENCE.pack(before.sequence), db=self._queue)
                 after = MemberRow(before.size, usage[5], score, section, before.disk)
-                count(usage, before, -1)
-                count(usage, after, 1)
+                rows.count(usage, before, -1)
+                rows.count(usage, after, 1)
                 txn.put(packed, after.stored(packed), db=self._member)
                 usage[5] += 1
-        self.extents.free(freed)
         self.free(FREED_AT_ONCE)
         return missing
 
@@ -439,17 +393,14 @@ class LmdbContent:
             return whole + [ContentKey(inode, block) for block in blocks_of(txn, inode)]
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[tuple[lmdb.Transaction, list[int], list[Lease]]]:
-        """A transaction, its usage, and a list for the leases that its rows give up: they are committed together.
-
-        Raises StoreFull, StoreCorrupt, StoreError. The caller frees the leases after it.
-        """
-        freed: list[Lease] = []
+    def _changing(self) -> Iterator[_Change]:
+        """Commits what is done meanwhile; raises StoreFull, StoreCorrupt, StoreError."""
         with translated_errors(), self._env.begin(write=True) as txn:
-            usage = self._usage(txn)
-            yield txn, usage, freed
-            write_usage(txn, usage, self._meta)
-            self.extents.take_over(freed)
+            change = _Change(txn, self._usage(txn), [])
+            yield change
+            rows.write_usage(txn, change.usage, self._meta)
+            self.extents.take_over(change.freed)
+        self.extents.free(change.freed)
 
     def release(self, keys: Iterable[ContentKey]) -> None:
         with self._changing() as (txn, usage, _):
@@ -459,12 +410,12 @@ class LmdbContent:
                 if before is None or before.section == LANDING:
                     continue
                 # The record keeps its sequence number, which is lower than those of all records that landed later.
-                place = SEQUENCE.pack(before.sequence)
+                place = rows.SEQUENCE.pack(before.sequence)
                 after = before._replace(score=0.0, section=LANDING)
                 txn.put(packed, after.stored(packed), db=self._member)
                 txn.put(place, sealed(place, packed), db=self._queue)
-                count(usage, before, -1)
-                count(usage, after, 1)
+                rows.count(usage, before, -1)
+                rows.count(usage, after, 1)
 
     def set_capacity(self, capacity_bytes: int) -> None:
         try:
@@ -479,41 +430,34 @@ class LmdbContent:
         self.free(FREED_AT_ONCE)
 
     def fit(self, capacity_bytes: int) -> bool:
-        """Drop what lies on disks that are left out, and what a disk has beyond its part of this capacity.
-
-        Returns whether there was any. Raises StoreFull, StoreError.
-        """
+        """Drop what left-out disks have, or others beyond their parts; whether there was any. Raises StoreError."""
         parts, used = self._disks.parts(capacity_bytes), self._used()
         excess = {disk: size - parts.get(disk, 0) for disk, size in used.items() if size > parts.get(disk, 0)}
-        for rows in self._member_rows() if excess else ():
+        for some in self._member_rows() if excess else ():
             going = []
-            for packed, row in rows:
+            for packed, row in some:
                 if excess.get(row.disk, 0) > 0:
                     excess[row.disk] -= row.size
-                    going.append(key_of(packed))
+                    going.append(rows.key_of(packed))
             if going:
                 self.apply(going, ())
         if used and not self._disks.several:
             with self._changing() as (_, usage, _):
-                del usage[DISKS_AT:]
+                del usage[rows.DISKS_AT :]
         return bool(excess)
 
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
         """Set the capacity and drop up to `limit` records of landing; returns whether that was enough."""
-        with self._changing() as (txn, usage, freed):
-            usage[4] = capacity_bytes
-            done = self._shrink_landing(txn, usage, freed, capacity_bytes, limit)
-        self.extents.free(freed)
-        return done
+        with self._changing() as change:
+            change.usage[4] = capacity_bytes
+            return self._shrink_landing(change, capacity_bytes, limit)
 
-    def _shrink_landing(
-        self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], room: int, limit: int | None = None
-    ) -> bool:
+    def _shrink_landing(self, change: _Change, room: int, limit: int | None = None) -> bool:
         """Drop the records that landed first, until landing and the kept records fit into `room` bytes.
 
         Returns whether they fit, or landing is empty, after at most `limit` records were dropped.
         """
-        dropped = 0
+        (txn, usage, _), dropped = change, 0
         while usage[1] and usage[0] + usage[2] > room:
             if dropped == limit:
                 return False
@@ -522,37 +466,38 @@ class LmdbContent:
                 if not cursor.first():
                     raise StoreCorrupt("the cache is damaged (what has landed is not in its queue)")
                 packed = unsealed(bytes(cursor.key()), bytes(cursor.value()))
-            if not self._remove(txn, usage, freed, packed):
+            if not self._remove(change, packed):
                 raise StoreCorrupt("the cache is damaged (something is in the queue that has not landed)")
         return True
 
-    def _drop_chunks(self, txn: lmdb.Transaction, freed: list[Lease], packed: bytes, row: MemberRow) -> None:
+    def _drop_chunks(self, change: _Change, packed: bytes, row: MemberRow) -> None:
         chunked = (row.disk or is_chunked(row.size)) and not is_block(packed)
-        if chunked and (value := txn.get(packed, db=self._content)) is not None:
+        if chunked and (value := change.txn.get(packed, db=self._content)) is not None:
             with contextlib.suppress(StoreCorrupt):
-                freed.append(_lease_of(packed, bytes(value)))
+                change.freed.append(_lease_of(packed, bytes(value)))
 
-    def _remove(self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], packed: bytes) -> bool:
+    def _remove(self, change: _Change, packed: bytes) -> bool:
         """Remove a record. Returns whether it was in landing, and in the queue of landing too."""
+        txn = change.txn
         record = txn.get(packed, db=self._member)
         if record is None:
             return False
         row = MemberRow.of(packed, bytes(record))
-        queued = row.section == LANDING and txn.delete(SEQUENCE.pack(row.sequence), db=self._queue)
-        self._drop_chunks(txn, freed, packed, row)
+        queued = row.section == LANDING and txn.delete(rows.SEQUENCE.pack(row.sequence), db=self._queue)
+        self._drop_chunks(change, packed, row)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
         if is_block(packed):
             txn.put(packed, sealed(packed, b""), db=self._holes)
             self._count_block(txn, packed, -1)
-        count(usage, row, -1)
+        rows.count(change.usage, row, -1)
         return bool(queued)
 
     def _count_block(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
         """Add `change`, which is 1 or -1, to the number of a file's blocks."""
-        inode = packed[: INODE.size]
+        inode = packed[: rows.INODE.size]
         # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
-        write_block_count(txn, inode, block_count(txn, inode, self._meta) + change, self._meta)
+        rows.write_block_count(txn, inode, rows.block_count(txn, inode, self._meta) + change, self._meta)
 
     # -- room for making room, in any thread
 
@@ -601,20 +546,13 @@ class LmdbContent:
         # The processes are dead, so the rows that they have committed are there. Rows that others drop meanwhile do no
         # harm: their chunks are free then, and no longer a dead process's.
         is_named = {disk: np.zeros(int(chunks.max()) + 1, np.bool_) for disk, chunks in abandoned.items()}
-        start = b""
-        while True:
-            with translated_errors(), self._env.begin(self._content) as txn, txn.cursor() as cursor:
-                more = cursor.set_range(start) if start else cursor.first()
-                rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
-            if not rows:
-                break
-            for packed, value in rows:
+        for some in self._pieces_of(self._content):
+            for packed, value in some:
                 if not is_block(packed) and not _is_inline(value):
                     with contextlib.suppress(StoreCorrupt):
                         lease = _lease_of(packed, value)
                         for first, length in lease.runs if lease.disk in is_named else ():
                             is_named[lease.disk][first : first + length] = True
-            start = rows[-1][0] + b"\0"
             # A million rows must not hold up the event loop of this process, which wants the interpreter too.
             time.sleep(_SWEEP_PAUSE_S)
         for disk, chunks in abandoned.items():
@@ -628,7 +566,7 @@ class LmdbContent:
             while more:
                 key = bytes(cursor.key())
                 unsealed(key, bytes(cursor.value()))
-                inode, _ = key_of(key)
+                inode, _ = rows.key_of(key)
                 if not (self._files.was_handed_out(inode) and blocks_of(txn, inode, 1, self._content)):
                     found.append((inode, blocks_of(txn, inode, limit)))
                 more = cursor.set_range(KEY.pack(inode + 1, 0))
@@ -658,30 +596,35 @@ class LmdbContent:
 
     def members(self) -> Iterator[Member]:
         with translated_errors(), self._env.begin(self._member) as txn:
-            rows = [(packed, MemberRow.of(packed, stored)) for packed, stored in txn.cursor()]
-        rows.sort(key=lambda row: row[1].sequence)
-        for packed, row in rows:
+            found = [(packed, MemberRow.of(packed, stored)) for packed, stored in txn.cursor()]
+        found.sort(key=lambda row: row[1].sequence)
+        for packed, row in found:
             yield row.member(packed)
 
     def each_member(self) -> Iterator[Member]:
-        return (row.member(packed) for rows in self._member_rows() for packed, row in rows)
+        return (row.member(packed) for some in self._member_rows() for packed, row in some)
 
     def _member_rows(self) -> Iterator[list[tuple[bytes, MemberRow]]]:
         """The rows of all records in the order of their keys, read in pieces."""
+        for some in self._pieces_of(self._member):
+            yield [(packed, MemberRow.of(packed, stored)) for packed, stored in some]
+
+    def _pieces_of(self, table: lmdb._Database) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The rows of a table, some at a time in a transaction of their own."""
         start = b""
         while True:
-            with translated_errors(), self._env.begin(self._member) as txn, txn.cursor() as cursor:
+            with translated_errors(), self._env.begin(table) as txn, txn.cursor() as cursor:
                 more = cursor.set_range(start) if start else cursor.first()
-                rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
-            if not rows:
+                some = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
+            if not some:
                 return
-            yield [(packed, MemberRow.of(packed, stored)) for packed, stored in rows]
+            yield some
             # The least key behind the last one.
-            start = rows[-1][0] + b"\0"
+            start = some[-1][0] + b"\0"
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:
-            return Usage(*read_usage(txn, self._meta)[:5])
+            return Usage(*rows.read_usage(txn, self._meta)[:5])
 
     def disks(self) -> list[dict[str, object]]:
         """The directories of the cache: the bytes and the part of the capacity of each, and whether it is left out."""
@@ -727,14 +670,11 @@ class RecordWriter:
         self._extents, self._blocks = ExtentsOfDisks(disks), BlockFiles(disks)
 
     def __call__(self, payload: bytes, lease: bytes) -> bytes:
-        """The header of a payload, which is written into the chunks of a packed lease, or else follows its header.
-
-        Raises StoreFull, StoreError.
-        """
+        """A payload's header, the payload going into leased chunks or behind it; raises StoreFull, StoreError."""
         if not lease:
-            return header(payload) + payload
+            return checksums.header(payload) + payload
         self._extents.write(Lease.unpacked(lease), payload)
-        return header(payload)
+        return checksums.header(payload)
 
     def write_part(self, pieces: Iterable[bytes], offset: int, place: bytes, came: Callable[[int], object]) -> bytes:
         """Write blocks of the file with the inode `place` as they come; returns their records, one after the other.
@@ -743,7 +683,7 @@ class RecordWriter:
         """
         records = []
         for block in self._blocks.fill(int(place), offset, pieces):
-            records.append(header(block))
+            records.append(checksums.header(block))
             came(len(records))
         return b"".join(records)
 
@@ -755,21 +695,21 @@ def chunked_record(key: ContentKey, head: bytes, lease: Lease) -> bytes:
 
 def _value(key: ContentKey, payload: bytes, lease: Lease | None) -> bytes:
     if lease is not None:
-        return chunked_record(key, header(payload), lease)
-    return header(payload) if key.block else header(payload) + payload
+        return chunked_record(key, checksums.header(payload), lease)
+    return checksums.header(payload) if key.block else checksums.header(payload) + payload
 
 
 def _is_inline(record: bytes | memoryview) -> bool:
-    if len(record) < LENGTH_BYTES:
+    if len(record) < checksums.LENGTH_BYTES:
         return True
-    length = length_of(record)
-    return length < len(record) and header_bytes(record) + length == len(record)
+    length = checksums.length_of(record)
+    return length < len(record) and checksums.header_bytes(record) + length == len(record)
 
 
 def _lease_of(packed: bytes, record: bytes) -> Lease:
     """The chunks of a file that does not lie in its row; raises StoreCorrupt."""
     row = unsealed(packed, record)
-    return Lease.unpacked(row[header_bytes(row) :])
+    return Lease.unpacked(row[checksums.header_bytes(row) :])
 
 
 def file_piece(
@@ -777,12 +717,12 @@ def file_piece(
 ) -> memoryview | None:
     """Bytes [offset, offset + size) of a whole file by its record; None if a piece fails its checksum."""
     if _is_inline(record):
-        return verified(record, offset, size)
+        return checksums.verified(record, offset, size)
     try:
         row = unsealed(KEY.pack(*key), bytes(record))
-        end = header_bytes(row)
+        end = checksums.header_bytes(row)
         lease = Lease.unpacked(row[end:])
     except (StoreCorrupt, struct.error):
         return None
-    found = verified_by_another(row[:end], partial(extents.read, lease), offset, size)
+    found = checksums.verified_by_another(row[:end], partial(extents.read, lease), offset, size)
     return None if found is None else found.payload

@@ -4,15 +4,13 @@ Disk 0 is that of the first directory. It alone has LMDB, whose rows name the di
 payloads of up to a chunk there lie in their rows. Each other disk has chunks (`extents.py`) and blocks (`blocks.py`).
 
 - **Spreading.** A disk's share of the capacity is that of its file system in the size of all. A whole file goes to the
-  disk that is filled least for its share, all blocks of a large file to one disk. The transaction that adds a row keeps
-  each disk within its share (`content.py`).
-- **Numbers.** The first directory's file `disks` names the store, the directory of each number, and the next number to
-  give; each other directory has a file `disk` with the name and its number. If that does not match, the directory is
-  emptied and gets the next number. A number is given again after all others, so no row names bytes of another store,
-  also if rows of a disk that failed were not dropped in time.
-- **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored on
-  other disks when they are fetched again. The manager drops its rows. At the next mount the disk is emptied, for it may
-  have blocks of a file that another disk has by now. Disk 0 has the rows of all: if it fails, nothing is cached.
+  disk that is filled least for its share, all blocks of a large file to one. `content.py` keeps each within its share.
+- **Numbers.** The file `disks` names the store, the directory of each number, and the next to give; each other
+  directory's `disk` has that name and its number. One that does not match is emptied and gets the next number. A number
+  is given again after all others, so no row names bytes of another store.
+- **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored
+  elsewhere when they are fetched again. The manager drops its rows. The next mount empties it, for it may have blocks
+  of a file that another disk has by now. If disk 0 fails, nothing is cached.
 """
 
 from __future__ import annotations
@@ -98,8 +96,10 @@ class Disks:
     def _weigh(self) -> None:
         found = {}
         for number in self.numbers:
+            place = self.places[number] if number else self.places[0].parent
             try:
-                found[number] = _size(self.places[number] if number else self.places[0].parent)
+                disk = os.statvfs(place)
+                found[number] = place.stat().st_dev, disk.f_blocks * disk.f_frsize
             except OSError as exc:
                 if not number:
                     raise
@@ -159,30 +159,23 @@ class Disks:
 
     def parts(self, capacity_bytes: int) -> dict[int, int]:
         """The part of the capacity of each disk in use."""
-        shares = {number: self._shares[number] for number in self.numbers}
+        shares = self.shares()
         return {number: int(capacity_bytes * share / sum(shares.values())) for number, share in shares.items()}
 
-    def spread(self, sizes: Sequence[int], used: Mapping[int, int], full: Collection[int] = ()) -> list[int]:
-        """The disk for each whole file of these sizes; `used` is the bytes on each disk. None goes to a `full` one."""
-        return spread(sizes, used, {number: self._shares[number] for number in self.numbers if number not in full})
-
-    def home(self, inode: int) -> int:
-        """The disk for the blocks of a large file that has none yet."""
-        return home(inode, {number: self._shares[number] for number in self.numbers})
+    def shares(self, full: Collection[int] = ()) -> dict[int, float]:
+        """The share of each disk in use that is not `full`."""
+        return {number: self._shares[number] for number in self.numbers if number not in full}
 
 
 def shares_of(disks: Mapping[int, tuple[int, int]]) -> dict[int, float]:
-    """The share of each disk, by the number of its file system and that system's size.
-
-    Directories in one file system share its size.
-    """
+    """The share of each disk, by its file system's number and size; directories in one file system share its size."""
     together = Counter(system for system, _ in disks.values())
     sizes = {number: max(size, 1) / together[system] for number, (system, size) in disks.items()}
     return {number: size / sum(sizes.values()) for number, size in sizes.items()}
 
 
 def spread(sizes: Sequence[int], used: Mapping[int, int], shares: Mapping[int, float]) -> list[int]:
-    """The disk for each payload of these sizes: the one that is then filled least for its share."""
+    """The disk for each payload of these sizes, that which is then filled least for its share of what is `used`."""
     filled, chosen = {number: used.get(number, 0) for number in shares}, []
     for size in sizes:
         disk = min(shares, key=lambda number: (filled[number] + size) / shares[number])
@@ -192,7 +185,7 @@ def spread(sizes: Sequence[int], used: Mapping[int, int], shares: Mapping[int, f
 
 
 def home(inode: int, shares: Mapping[int, float]) -> int:
-    """The disk of an inode, each with a probability of its share (weighted rendezvous hashing).
+    """The disk for the blocks of an inode, each with a probability of its share (weighted rendezvous hashing).
 
     If a disk comes or goes, no inode moves between the others.
     """
@@ -203,16 +196,8 @@ def home(inode: int, shares: Mapping[int, float]) -> int:
     return max(shares, key=height)
 
 
-def _size(place: Path) -> tuple[int, int]:
-    disk = os.statvfs(place)
-    return place.stat().st_dev, disk.f_blocks * disk.f_frsize
-
-
 def _read_table(first: Path) -> tuple[str, int, dict[int, Path]]:
-    """The name of the store, the next number, and the directory of each number but 0.
-
-    The name and the directories are empty without a table, or with a damaged one.
-    """
+    """The store's name, the next number, each directory but the first; empty without a table, or if it is damaged."""
     try:
         found = json.loads((first.parent / DISKS_FILE).read_bytes())
         places = {int(number): Path(place) for number, place in found["disks"].items()}

@@ -183,10 +183,7 @@ def _word(path: Path, absent: str) -> str:
 
 
 def release(directory: Path, others: Iterable[Path] = ()) -> None:
-    """Flush the store to disk and remove the marker: what is there now survives a power loss.
-
-    `others` are directories with contents on other disks.
-    """
+    """Flush the store and `others`, on other disks, and remove the marker: what is there survives a power loss."""
     for environment in (*_environments(directory), *others):
         patterns = (DATA_FILE, f"{EXTENTS_FILE}*", f"{BLOCKS_DIRECTORY}/*")
         for path in (path for pattern in patterns for path in environment.glob(pattern)):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.range_lock import lock_exclusive, locked, try_lock, unlock
 from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
-from spiderfs.store.disks import Disks
+from spiderfs.store.disks import Disks, spread
 from spiderfs.store.environment import NO_ROOM, translated_disk_errors
 
 if TYPE_CHECKING:
@@ -145,10 +145,7 @@ class Extents:
         return leases
 
     def free(self, leases: Iterable[Lease]) -> None:
-        """Free chunks that this process has leased or taken over; never raises.
-
-        What cannot be freed now, since the disk fails, is found after the end of this process.
-        """
+        """Free chunks that this process owns; never raises: what a failing disk keeps is found after its end."""
         own = list(leases)
         if not own:
             return
@@ -173,8 +170,7 @@ class Extents:
         import numpy as np
 
         with self._changed() as count:
-            owners = self._owners(count)
-            return np.flatnonzero(np.isin(owners, self._dead(owners)))
+            return np.flatnonzero(np.isin(*self._owners(count)))
 
     def settle(self, chunks: Chunks, named: Chunks) -> None:
         """Free those of these chunks of dead processes that no row names; raises StoreError.
@@ -184,25 +180,21 @@ class Extents:
         import numpy as np
 
         with self._changed() as count:
-            owners = self._owners(count).copy()
-            dead = self._dead(owners)
+            owners, dead = self._owners(count)
+            owners = owners.copy()
             # A chunk that was freed meanwhile, and perhaps leased again, is no longer a dead process's.
             still = chunks[chunks < count]
             still = still[np.isin(owners[still], dead)]
             owners[still] = np.where(np.isin(still, named), _SETTLED, 0)
             os.pwrite(self._map_fd, owners.tobytes(), _MAP_AT)
 
-    def _owners(self, count: int) -> NDArray[np.uint8]:
+    def _owners(self, count: int) -> tuple[NDArray[np.uint8], list[int]]:
+        """The owner of each chunk, and those owners that are dead."""
         import numpy as np
 
-        return np.frombuffer(os.pread(self._map_fd, count, _MAP_AT), np.uint8)
-
-    def _dead(self, owners: NDArray[np.uint8]) -> list[int]:
-        import numpy as np
-
-        living = (0, self._owner, _SETTLED)
+        owners, living = np.frombuffer(os.pread(self._map_fd, count, _MAP_AT), np.uint8), (0, self._owner, _SETTLED)
         candidates = [int(owner) for owner in np.flatnonzero(np.bincount(owners, minlength=1)) if owner not in living]
-        return [owner for owner in candidates if not locked(self._map_fd, _OWNERS_AT + owner, 1)]
+        return owners, [owner for owner in candidates if not locked(self._map_fd, _OWNERS_AT + owner, 1)]
 
     def trim(self) -> None:
         """Give free chunks at the end of the file back to the disk; raises StoreError."""
@@ -322,7 +314,7 @@ class ExtentsOfDisks:
             chunked = [size for size in sizes if is_chunked(size)]
             own = iter(self.files[0].lease(chunked) if chunked else ())
             return [next(own) if is_chunked(size) else None for size in sizes]
-        chosen = self._disks.spread(sizes, used or {}, full)
+        chosen = spread(sizes, used or {}, self._disks.shares(full))
         leases: list[Lease | None] = [None] * len(sizes)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.free, leases)

@@ -3,9 +3,8 @@
 An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of its path, size
 and mtime or tag, for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open
 handles, cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have
-found there, and for each version the time at which it settles (`rules.py`).
+found there, and for each version the time at which it settles (`rules.py`). Tables:
 
-Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
     dentry  directory inode, name hash -> inode, attributes, name   what a name means, and when that was checked
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
@@ -14,14 +13,11 @@ Tables:
     link    inode                      -> text                      what a symbolic link says that a list has led to
     facts   name                       -> value                     what is known of the source, the policy's state
 
-Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
-file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the
-fingerprint too, because a mount with another recipe must look up the names below it again. The rows have the original's
-attributes, and what is known of a file is shown with the size of its view, once it was made.
-
-Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
-so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
-lock: call them in threads.
+Where a view is shown (`views/tree.py`), an inode stands for one view of one version: the hash is of the path at the
+source and of the view's fingerprint, also that of each directory in `.spiderfs/views`, because a mount with another
+recipe must look up the names below it again. Rows have the original's attributes; the size of a view is shown once it
+was made. readdir gives the kernel the hash of a name as its position, so a listing goes on at the right place whatever
+has come or gone. The `record` calls wait for LMDB's writer lock: call them in threads.
 """
 
 from __future__ import annotations
@@ -126,19 +122,20 @@ class _Rows:
     """The rows to write of a directory, once the source has answered a question about it."""
 
     def __init__(self, parent: Node, asked_at: float, clock: Callable[[], float]) -> None:
-        self.parent, self.asked_at = parent, asked_at
-        self.answered_at = clock()
-        self._now = clock
+        self.parent, self.asked_at, self.answered_at, self._now = parent, asked_at, clock(), clock
         self.rows: list[Row] = []
-        # Positions (under their directory) and inodes (under 0) that the rows here take; these rows are not written
-        # yet.
+        # Positions (under their directory) and inodes (under 0) that the rows here take, which are yet to be written.
         self.taken: dict[tuple[int, int], bytes] = {}
 
     def remove(self, known: Dentry) -> None:
         self.rows.append(("dentry", _DENTRY_KEY.pack(self.parent.inode, known.position), None))
         self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
 
-    def is_newer(self, row: bytes) -> bool:
+    def write(self, records: Records) -> None:
+        records.put(self.rows, ("dentry", self._is_newer))
+        self.rows, self.taken = [], {}
+
+    def _is_newer(self, row: bytes) -> bool:
         """Whether the source was asked about this dentry later, and not in the future, by a clock since set back."""
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
@@ -301,8 +298,8 @@ class Catalogue:
 
     def record_root(self, found: SourceStat) -> None:
         """Note the root, and with its attributes the directories above those of the views."""
-        rows = ((inode, _node_row(path, found, 0.0)) for inode, path in OWN_DIRECTORIES.items())
-        self._records.put([("inode", _INODE_KEY.pack(inode), row) for inode, row in rows])
+        row = _stat_row(found, 0.0)
+        self._records.put([("inode", _INODE_KEY.pack(inode), row + path) for inode, path in OWN_DIRECTORIES.items()])
 
     def record_form(self, form: str) -> Dentry:
         """Note a form's directory, or a link to the root, which must be known, for the form that the root shows."""
@@ -330,7 +327,7 @@ class Catalogue:
         """
         rows = _Rows(self.node(parent), now, self._now)
         dentry = self._add_name(rows, self.find(parent, name), name, found)
-        self._records.put(rows.rows, ("dentry", rows.is_newer))
+        rows.write(self._records)
         recorded = self.find(parent, name) or dentry
         return dentry._replace(checked_at=NEVER) if exactly and recorded.inode != dentry.inode else recorded
 
@@ -339,7 +336,7 @@ class Catalogue:
         if (known := self._named(parent, name)) is not None:
             rows = _Rows(self.node(parent), now, self._now)
             rows.remove(known)
-            self._records.put(rows.rows, ("dentry", rows.is_newer))
+            rows.write(self._records)
 
     def record_listing(
         self, parent: int, names: Iterable[tuple[bytes, SourceStat]], directory_mtime_ns: int, now: float
@@ -349,11 +346,9 @@ class Catalogue:
         The scan began at `now`: a name that a look-up has recorded since then stays as it is, and so does a known one
         that comes as `UNKNOWN`. While a name has no attributes at all, the listing never settles.
         """
-        node, before = self.node(parent), self.listing(parent)
-        answered_at = self._now()
+        before, rows = self.listing(parent), _Rows(self.node(parent), now, self._now)
         # All known names are read at once: one look-up for each name would take as long as to write them.
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
-        rows = _Rows(node, now, self._now)
         complete = True
         for name, found in names:
             dentry = known.pop(name, None)
@@ -363,22 +358,20 @@ class Catalogue:
                     continue
             self._add_name(rows, dentry, name, found)
             if len(rows.taken) >= _BATCH_NAMES:
-                self._records.put(rows.rows, ("dentry", rows.is_newer))
-                rows = _Rows(node, now, self._now)
+                rows.write(self._records)
         for dentry in known.values():
             rows.remove(dentry)
             if len(rows.rows) >= _BATCH_NAMES:
-                self._records.put(rows.rows, ("dentry", rows.is_newer))
-                rows = _Rows(node, now, self._now)
-        if before is not None and before.mtime_ns != directory_mtime_ns:
+                rows.write(self._records)
+        settled_before = None
+        if before is not None and before.mtime_ns == directory_mtime_ns:
+            settled_before = before.settles_at
+        elif before is not None:
             self._compare_clocks(before.scanned_at, directory_mtime_ns)
-        same = before is not None and before.mtime_ns == directory_mtime_ns
-        settles = self._settles_at(
-            directory_mtime_ns, 0, now, answered_at, before.settles_at if before is not None and same else None
-        )
+        settles = self._settles_at(directory_mtime_ns, 0, now, rows.answered_at, settled_before)
         listing = _LISTING.pack(now, *split_time(directory_mtime_ns), settles if complete else math.inf)
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
-        self._records.put(rows.rows, ("dentry", rows.is_newer))
+        rows.write(self._records)
 
     def record_view(self, inode: int, size: int) -> int:
         """Note the size of a file's view, unless one is noted; returns the size that is noted now."""
@@ -393,16 +386,13 @@ class Catalogue:
         """Up to `limit` files that were looked at for a view: their inodes, and the form that is shown of each."""
         forms = self._records.scan("form", b"", limit)
         rows = self._records.get_many("inode", [key for key, _ in forms])
-        return [
-            (_INODE_KEY.unpack(key)[0], self._form_of(row, _FORM.unpack(form)[0]))
-            for (key, form), row in zip(forms, rows, strict=True)
-            if row is not None
-        ]
-
-    def _form_of(self, row: bytes, shown_bytes: int) -> str:
-        if _stat_of(row, 0)[0].size == shown_bytes:
-            return ORIGINAL
-        return self.forms.place(row[_STAT.size :]).form
+        found = []
+        for (key, form), row in zip(forms, rows, strict=True):
+            if row is not None:
+                is_original = (_stat_of(row, 0)[0].size,) == _FORM.unpack(form)
+                shown = ORIGINAL if is_original else self.forms.place(row[_STAT.size :]).form
+                found.append((_INODE_KEY.unpack(key)[0], shown))
+        return found
 
     def expire(self, path: bytes, whole: bool = False) -> None:
         """Make the next look-up of the last name of `path` ask the source; `whole`: of each of its names."""
@@ -444,7 +434,7 @@ class Catalogue:
         taken[0, inode] = path
         asked_at = 0.0 if found == UNKNOWN else rows.asked_at
         dentry = Dentry(name, inode, found, asked_at, position, settles)
-        rows.rows.append(("inode", _INODE_KEY.pack(inode), _node_row(path, found, settles)))
+        rows.rows.append(("inode", _INODE_KEY.pack(inode), _stat_row(found, settles) + path))
         rows.rows.append(("dentry", _DENTRY_KEY.pack(parent.inode, position), _dentry_row(dentry)))
         if known is not None and known.inode != inode:
             rows.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
@@ -517,7 +507,7 @@ class Catalogue:
             inode = 0 if found is None else self._free_inode({}, extent.path, found.version)[0]
             inodes.append(inode)
             if found is not None:
-                rows.append(("inode", _INODE_KEY.pack(inode), _node_row(extent.path, found, file.settles_at)))
+                rows.append(("inode", _INODE_KEY.pack(inode), _stat_row(found, file.settles_at) + extent.path))
             if len(rows) >= _BATCH_NAMES:
                 self._records.put(rows)
                 rows = []
@@ -550,13 +540,11 @@ class Catalogue:
         if self.is_current(inode):
             self._records.put([("gone", key, None)], unless=lambda: not self.is_current(inode))
             return
-        entries = self.entries(inode, 0, _BATCH_NAMES // 2)
         rows: list[Row] = []
-        for entry in entries:
+        for entry in self.entries(inode, 0, _BATCH_NAMES // 2):
             rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
             rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
-        if not entries:
-            rows = [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
+        rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
         # A look-up may have found the name again since.
         self._records.put(rows, unless=lambda: self.is_current(inode))
 
@@ -586,10 +574,6 @@ def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
     mtime_ns = joined_time(seconds, nanoseconds)
     # Without keywords, which take 0.1 us here.
     return SourceStat(mode & ~_VIEWED, uid, gid, size, mtime_ns, None, bool(mode & _VIEWED), tag), settles_at
-
-
-def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:
-    return _stat_row(found, settles_at) + path
 
 
 def _dentry_row(dentry: Dentry) -> bytes:

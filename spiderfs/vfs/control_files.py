@@ -50,11 +50,10 @@ _WARNING_INTERVAL_S = 60.0
 class Snapshots:
     """The texts of open control files, one file for each handle, which all workers share: one reader sees one state.
 
-    All together have a limit in number and bytes, since any user may open control files and a list can take gigabytes;
-    each user but the mount's own and root has a share of it, and these users together another. While texts are written
-    the bytes exceed it, by `_LOOK_AGAIN_BYTES` for each of the few lists that the manager writes at a time. If the disk
-    has no room, a worker keeps a short text in memory; other workers ask the manager again. A snapshot has another name
-    until it is complete, by which the worker's next process removes what a death has left.
+    Their number and bytes have limits for all, for all users but the mount's own and root, and for each of these. While
+    texts are written the bytes exceed it, by `_LOOK_AGAIN_BYTES` for each of the few lists that the manager writes at a
+    time. If the disk has no room, a worker keeps a short text in memory; other workers ask the manager again. A
+    snapshot has another name until it is complete, by which the worker's next process removes what a death has left.
     """
 
     def __init__(self, run: RunLayout, owner_uid: int, worker: int) -> None:

@@ -429,7 +429,7 @@ class Fetcher:
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         patience = patience or self._client.patience()
-        original = read or partial(self._read, node.path, offset, length, node.version, length, delivery, patience)
+        original = read or partial(self.read_range, node.path, offset, length, node.version, delivery, patience)
         if node.settles_at and node.settles_at > self._now():
             return await self._flights.run(key, partial(self._fetch_provisional, key, node, original))
         if self._views is None or block or not node.stat.viewed:
@@ -440,15 +440,29 @@ class Fetcher:
         await self._views.with_size(node, len(fetched.payload))
         return fetched
 
-    async def read_range(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        """Bytes of what the source has at a path, for whoever makes payloads of them; raises SourceError."""
-        return await self._read(path, offset, length, version, length, None, self._client.patience())
+    async def read_range(
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
+        origin_bytes: int | None = None,
+    ) -> bytes:
+        """Bytes of what the source has at a path, which count as so many, `length` by default; raises SourceError."""
+        payload = await self._client.read(path, offset, length, version, delivery, patience)
+        # What a peer gave is counted where that is asked (`sources/peers.py`).
+        if not isinstance(payload, FromPeer):
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", length if origin_bytes is None else origin_bytes)
+        return payload
 
     async def read_piece(self, node: Node, offset: int, size: int) -> bytes:
         """Read bytes of a large file from the source, and keep them nowhere; raises SourceError."""
         self._content.end_read()
         try:
-            return await self._read(node.path, offset, size, node.version, size, None, self._client.patience())
+            return await self.read_range(node.path, offset, size, node.version)
         except SourceTimeout:
             # The kernel asks again, for the first page alone: a fetch of its block must not wait once more.
             for block in range(offset // BLOCK_BYTES + 1, (offset + size - 1) // BLOCK_BYTES + 2):
@@ -465,27 +479,12 @@ class Fetcher:
         """Return when everything that was brought has reached the store; call it before the process ends."""
         await self._landing.drain()
 
-    async def _read(
-        self,
-        path: bytes,
-        offset: int,
-        length: int,
-        version: Version,
-        origin_bytes: int,
-        delivery: Delivery | None,
-        patience: Patience,
-    ) -> bytes:
-        payload = await self._client.read(path, offset, length, version, delivery, patience)
-        # What a peer gave is counted where that is asked (`sources/peers.py`).
-        if not isinstance(payload, FromPeer):
-            self._counters.add("origin_reads")
-            self._counters.add("origin_bytes", origin_bytes)
-        return payload
-
     async def _read_view(self, views: ShownViews, node: Node, delivery: Delivery | None, patience: Patience) -> bytes:
         length, exact = views.request(node)
         version = node.version
-        payload = await self._read(node.path, 0, length, version, version.size, delivery if exact else None, patience)
+        payload = await self.read_range(
+            node.path, 0, length, version, delivery if exact else None, patience, version.size
+        )
         sized = await views.with_size(node, len(payload))
         if sized.stat.size == len(payload):
             return payload

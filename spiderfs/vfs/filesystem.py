@@ -25,7 +25,7 @@ from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.members import key_at
 from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat
+from spiderfs.sources.source import UNKNOWN, Delivery, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
@@ -198,16 +198,14 @@ class Filesystem(Part):
                 return known, None
         now = self._now()
 
-        def look(source: Source) -> tuple[SourceStat, bytes | None]:
-            if reads:
-                with contextlib.suppress(errors.SourceChanged):
-                    return source.read_present(path, self.settings.sample_max_bytes)
-            return source.stat(path), None
-
         def look_and_record() -> tuple[Dentry | None, bytes | None]:
             # Both in one thread: a hop into one costs 0.15 ms, as much as the rest of a look-up.
+            found = content = None
             try:
-                found, content = look(self._client.source)
+                if reads:
+                    with contextlib.suppress(errors.SourceChanged):
+                        found, content = self._client.source.read_present(path, self.settings.sample_max_bytes)
+                found = found or self._client.source.stat(path)
             except errors.SourceNotADirectory as exc:
                 # The kernel looks the whole path up again, and finds what has come in the directory's place.
                 self._catalogue.expire(path, whole=True)
@@ -255,7 +253,7 @@ class Filesystem(Part):
 
     @property
     def _directory_attributes_ttl_s(self) -> float:
-        """A directory's attributes change with its content, while its inode stays."""
+        # They change with its content, while its inode stays.
         return self.settings.dir_ttl_s
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
@@ -292,7 +290,8 @@ class Filesystem(Part):
         if node.path.rpartition(b"/")[0] == VIEWS_DIRECTORY:
             return ROOT_LINK
         try:
-            return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
+            read = partial(self._client.call, self._client.source.readlink, node.path)
+            return await self._flights.run(("link", inode), read)
         except (errors.SourceNotFound, errors.SourceChanged) as exc:
             raise await self._on_demand.stale(node, exc) from exc
 
@@ -454,7 +453,7 @@ class Filesystem(Part):
 
     async def statfs(self) -> os.statvfs_result:
         try:
-            self._statvfs = await self._flights.run("statfs", self._client.statvfs)
+            self._statvfs = await self._flights.run("statfs", partial(self._client.call, self._client.source.statvfs))
         except errors.SourceUnavailable:
             # Sizes as they were once known are of more use to df(1) than an error.
             if self._statvfs is None:

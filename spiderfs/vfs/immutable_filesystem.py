@@ -1,18 +1,16 @@
 """The file system of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-The kernel knows that there is no OPEN (`fuse/bindings.py`). It opens a file by itself, keeps the
-pages of the file, and never says that the file was closed; each request about an open file names the inode alone. Other
-requests do the work of OPEN:
+The kernel knows that there is no OPEN (`fuse/bindings.py`): it keeps the pages of a file, and never says that it was
+closed; each request about an open file names the inode alone. Other requests do the work of OPEN:
 
-- **The first READ**, the one at offset 0, makes a small file local and counts as an open of it. What the page cache
-  answers is not seen.
-- **GETATTR** finds out that a name means another version. The kernel checks permissions by itself, so it asks for the
-  attributes of a file before it opens it, unless it trusts those that it has. If the answer is ESTALE, it looks the
-  whole path up again and opens what it gets. So where a READ was answered with ESTALE, the kernel is made to **doubt**
-  the inode, which waits for nothing and concerns no other file. (fstat(2) sends the same request, and gets an error:
+- **The first READ**, at offset 0, makes a small file local and counts as an open. What the page cache answers is not
+  seen.
+- **GETATTR** finds out that a name means another version. The kernel asks for the attributes of a file before it opens
+  it, unless it trusts those that it has. If the answer is ESTALE, it looks the whole path up again. So where a READ was
+  answered with ESTALE, the kernel is made to **doubt** the inode. (fstat(2) sends the same request, and gets an error:
   so this answer is given for nothing but a change that was not to happen.)
-- **LOOKUP** gives a trainer its substitute, and reports that at once. While some trainer may be given one,
-  names are trusted for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
+- **LOOKUP** gives a trainer its substitute, and reports that at once. While some trainer may be given one, names are
+  trusted for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
 """
 
 from __future__ import annotations

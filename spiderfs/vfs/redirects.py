@@ -1,19 +1,16 @@
 """Chooses for one thread between the file that it asks for and a substitute; workers and clients both choose so.
 
-The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
-is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so no worker has
-to ask the manager. A process that finds such a row still finds out whether the thread belongs to a trainer, and whether
-the file itself is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
+The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: the
+substitute for an inode, for the readers of one job dataset. The table lies in the store, so no worker has to ask the
+manager. A process that finds a row still finds out whether the thread belongs to a trainer, and whether the file itself
+is at hand. `substitutes.py` asks this module at the look-ups and opens of a worker.
 
-A thread of an attached trainer, or of a process below one, may be given a substitute: a sample with the same label, of
-a list that this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks
-for, or with `substitute=all` perhaps a substitute of any attached trainer.
-
-A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
-thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
-namespace, which the kernel makes the parent of the namespace's orphans; such an orphan, known by its other session,
-does not belong to the trainer. A choice holds for a short lease, so that a reader who asks for a file's attributes and
-then opens it gets one file.
+A thread of an attached trainer, or of a process below one, may be given a sample with the same label, of a list that
+this trainer has declared. Every other thread, and one that cannot be identified, gets the file that it asks for, or
+with `substitute=all` perhaps a substitute of any attached trainer. A thread is identified by walking up /proc to a
+trainer's process; the result holds for a second, as its number may be used again (proc_pid_status(5)). A trainer may be
+the first process of its pid namespace, which adopts the namespace's orphans; these, known by their other session, do
+not belong to it. A choice holds for a short lease, so a reader who asks for attributes and then opens gets one file.
 """
 
 from __future__ import annotations
@@ -61,18 +58,6 @@ def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
         start = rows[-1][0] + b"\0"
 
 
-def substitute_of(records: Records, wanted: int, job_dataset_number: int) -> int | None:
-    """The substitute that the readers of one job dataset may be given for an inode; None if there is none."""
-    row = records.get(TABLE, _KEY.pack(wanted, job_dataset_number))
-    return None if row is None else int(_INODE.unpack(row)[0])
-
-
-def substitutes_of(records: Records, wanted: int, limit: int) -> list[int]:
-    """The substitutes of an inode, one for each job dataset that has one for it; `limit` of them at most."""
-    rows = records.scan(TABLE, _KEY.pack(wanted, 0), limit)
-    return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
-
-
 Who = Literal["off", "trainer", "all"]
 
 
@@ -87,16 +72,11 @@ class Identity(NamedTuple):
 class PendingReads(SharedSlots):
     """The result of each thread's latest look-up, kept for the open that follows it: memory that all workers share.
 
-    The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens.
-    So the look-up leaves a note: which file the thread had asked for, and which one it got. There is one slot for each
-    thread, by the thread's number.
-
-    A thread does one thing at a time, so a slot has one writer. Where two threads share a slot, the earlier note can
-    only get lost, and the open is then taken at face value.
-
-    No open need follow a look-up: stat(2) makes a look-up too. Its note is void once the thread looks another name up,
-    opens something, or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its
-    very next open opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
+    The open may come to another worker, and only says which inode it opens. So the look-up leaves a note by the
+    thread's number: which file it had asked for, and which one it got. Where two threads share a slot, the earlier note
+    is lost, and its open is taken at face value. A note is void once the thread looks another name up, opens something,
+    or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its very next open
+    opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
     """
 
     def __init__(self) -> None:
@@ -187,7 +167,9 @@ class Redirects:
         below = status.process
         for _ in range(_DEPTH):
             if (trainer := pids.get(status.process)) is not None:
-                return trainer if started_at(trainer.pid) == trainer.started and _is_above(status, below) else None
+                # A child of a container's first process, and not an orphan that has come to it.
+                is_above = below == status.process or not status.is_init or session_of(below) == session_of(trainer.pid)
+                return trainer if started_at(trainer.pid) == trainer.started and is_above else None
             if not status.parent or (status.parent == 1 and 1 not in pids):
                 return None
             below, status = status.process, status_of(status.parent)
@@ -206,7 +188,8 @@ class Redirects:
 
     def substitutes(self, wanted: int, limit: int = 64) -> list[int]:
         """The substitutes that readers may be given for a file now, one inode for each job dataset that has one."""
-        return substitutes_of(self._records, wanted, limit)
+        rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), limit)
+        return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
 
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
         """The inode that this trainer is to be given for `wanted`; `wanted` itself if that is `at_hand` anyway."""
@@ -217,8 +200,8 @@ class Redirects:
         # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.
         if not at_hand(wanted):
             for job_dataset_number in trainer.job_dataset_numbers:
-                if (substitute := substitute_of(self._records, wanted, job_dataset_number)) is not None:
-                    given = substitute
+                if (row := self._records.get(TABLE, _KEY.pack(wanted, job_dataset_number))) is not None:
+                    (given,) = _INODE.unpack(row)
                     break
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()
@@ -244,8 +227,3 @@ class Redirects:
         last = self.last_lookup(thread)
         self._reads.discard(thread)
         return last[0] if last is not None and last[1] == given else None
-
-
-def _is_above(process: Status, below: int) -> bool:
-    """Whether `below` is the process itself, or a child that the process has made; not an orphan that came to it."""
-    return below == process.process or not process.is_init or session_of(below) == session_of(process.process)

@@ -1,18 +1,16 @@
 """The rules for readers: how long a name is trusted, and which readers get a substitute. Pure: no clock, no I/O.
 
-A reader is answered by a worker, through the kernel, or by the client in its own process (`spiderfs.client`). Both must
-give the same answer from the same records, so both ask here. A worker that finds no answer in the records goes on to
-the source; a client goes on to the mount.
+A worker, through the kernel, and the client in a reader's own process (`spiderfs.client`) must give the same answer
+from the same records, so both ask here. Without an answer a worker goes on to the source, and a client to the mount.
 
 **Settling.** The mtime of a file says that a change has begun, not that it is over, and a clock of whole seconds gives
 two changes one mtime. So until a version has settled it is **provisional**: bytes that are read of it serve one open,
 and are stored nowhere. It has settled when its mtime is older than a time window by the source's clock, or was first
-seen longer ago than a window by ours; the second rule bounds the wait if the source's clock is ahead. If that clock is
-behind, young versions look old: when a file changes between two looks and the new mtime lies before the first one,
-`behind_s` says by how much. Listings of directories settle alike.
-
-Three kinds of change escape this: a write through mmap, whose mtime comes with the page (`dirty_expire_centisecs`); a
-write(2) that takes longer than the window; and an old mtime that someone sets again. Times are seconds since 1970.
+seen longer ago than a window by ours, which bounds the wait if the source's clock is ahead. If that is behind, young
+versions look old: `behind_s` says by how much, when a file changes between two looks and the new mtime lies before the
+first. Listings settle alike. Three kinds of change escape this: a write through mmap, whose mtime comes with the page
+(`dirty_expire_centisecs`); a write(2) longer than the window; an old mtime that someone sets again. Times are seconds
+since 1970.
 """
 
 from __future__ import annotations

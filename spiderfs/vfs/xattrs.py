@@ -36,7 +36,7 @@ class Xattrs(Part):
 
     async def names(self, inode: int) -> list[str]:
         """Those of the source alone: a program that copies a file with its attributes must not copy the cache's."""
-        names = await self._client.listxattr(self._catalogue.node(inode).path)
+        names = await self._client.call(self._client.source.listxattr, self._catalogue.node(inode).path)
         return [name for name in names if name.startswith("user.") and not name.startswith(_PREFIX)]
 
     async def value(self, inode: int, name: str, caller: Caller) -> bytes:
@@ -53,7 +53,7 @@ class Xattrs(Part):
                 raise NoAttribute(name)
             await self._fetcher.caught_up()
             return os.fsencode(render(self, node))
-        if (value := await self._client.getxattr(node.path, name)) is None:
+        if (value := await self._client.call(self._client.source.getxattr, node.path, name)) is None:
             raise NoAttribute(name)
         return value
 

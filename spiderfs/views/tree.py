@@ -1,15 +1,12 @@
 """Where a mount shows which form of a file: its root shows one, and directories in `.spiderfs/views` show the others.
 
 The **forms** of a file are the original and its views. `.spiderfs/views/NAME/a/b` is the form NAME of the source's file
-`a/b`. The name of the form that the root itself shows is a symbolic link to the root there: so each file has one path,
-one inode and one copy in the cache for each form, and a path below `.spiderfs/views` is right whatever the root shows.
+`a/b`; the name of the form that the root itself shows is a link to the root. So each file has one path, one inode and
+one copy in the cache for each form. The root may also show some files as views and the others as originals, by a hash
+of the path, the same for every process, mount and epoch. Then each form has a directory of its own.
 
-The root may also show some files as views and the others as originals. Which ones follows from a hash of the path, so
-it is the same for every process, mount and epoch, and has nothing to do with what is in a file. Then each form has a
-directory of its own in `.spiderfs/views`.
-
-**Makers** are processes that make views, so that no image can hurt or hold up a process of the mount. Threads call
-`make` and wait there; a process is started when it is needed first. What becomes of an image:
+**Makers** are processes that make views, so that no image can hurt or hold up a process of the mount. A process is
+started when it is needed first. What becomes of an image:
 
     its maker does not answer in time, or dies    the maker is killed; a new one tries the image once more
     the same, and it used half of its time        no further try, and the image is remembered: it kept the maker busy
@@ -286,7 +283,17 @@ class MakerPool:
     def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
         self._refuse_too_long(original, recipe)
-        with _MakerSlot(self._free, self._slow) as place:
+        held = self._free
+
+        def give_way() -> None:
+            """Go over to a place of those whose images take long, if one is free."""
+            nonlocal held
+            if held is not self._slow and self._slow.acquire(blocking=False):
+                held.release()
+                held = self._slow
+
+        held.acquire()
+        try:
             # Another thread may have found out meanwhile.
             self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
@@ -297,7 +304,7 @@ class MakerPool:
                 except OSError as exc:
                     raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
                 try:
-                    made = maker.make(original, recipe, self._patience_s, place.give_way)
+                    made = maker.make(original, recipe, self._patience_s, give_way)
                 except BaseException as exc:
                     maker.end()
                     if isinstance(exc, TakesTooLong):
@@ -313,6 +320,8 @@ class MakerPool:
                 else:
                     maker.end()
                 return made
+        finally:
+            held.release()
         raise AssertionError("the last attempt returns or raises")
 
     def _refuse_too_long(self, original: bytes, recipe: Recipe) -> None:
@@ -330,26 +339,6 @@ class MakerPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-
-class _MakerSlot:
-    """The place of a thread that has a view made: one of the `free` ones, until it gives way to another thread."""
-
-    def __init__(self, free: threading.Semaphore, slow: threading.Semaphore) -> None:
-        self._held, self._slow = free, slow
-
-    def give_way(self) -> None:
-        """Go over to a place of those whose images take long, if one is free."""
-        if self._held is not self._slow and self._slow.acquire(blocking=False):
-            self._held.release()
-            self._held = self._slow
-
-    def __enter__(self) -> _MakerSlot:
-        self._held.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.release()
 
 
 def _digest(original: bytes) -> bytes:

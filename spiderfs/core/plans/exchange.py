@@ -1,36 +1,27 @@
 """Exchange: jobs that share a list take what the cache holds, and leave for later what it does not hold.
 
-A rank that is about to hand a batch to its loader asks: these samples are next, what shall I take in their places? For
-each of them that is not cached, the answer names one that is cached and that the rank has not read yet in this epoch.
-The two samples change places in the rank's order (`trainer_hook/loader/epoch_order.py`). So each epoch of each rank
-stays a permutation of what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of
-the list for each job and epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the
-samples marked that are given.)
+A rank that is about to hand a batch to its loader asks what to take in its samples' places. For each that is not
+cached, the answer names one that is cached and that the rank has not read in this epoch; both change places in its
+order (`trainer_hook/loader/epoch_order.py`). So each epoch of each rank stays a permutation of what its sampler drew,
+and K equally fast jobs fetch (1 - c) / K of the list for each job and epoch, if the share c is cached. (Seneca's
+opportunistic sampling, section 5.2, with the samples marked that are given.)
 
-In one epoch, each sample of a rank's order is **pending** for the rank, then **reserved**, from the answer that names
-it until the training loop has taken its batch, then read. A reserved sample stays in the cache. What a rank says it has
-dispatched counts, not what was answered: an answer that came too late, or never, is corrected with the next question,
-so a reservation that the rank did not take up is **withdrawn**, and its sample is pending again.
+In an epoch, each sample is **pending** for the rank, then **reserved**, from the answer that names it until the loop
+has taken its batch, then read. A reserved sample stays in the cache. What a rank says it has dispatched counts: a
+reservation that it did not take up, as the answer came late or never, is **withdrawn** with the next question.
 
 The choice for one wanted sample (`ask`):
-1. the sample itself, if it is cached, or if the cache can never hold it: what is never cached would wait for the end of
-   every epoch;
-2. with the probability `exchanged_share`: a **candidate**, which is a cached sample that is pending for the rank; each
-   has the same probability. If there is none, one that is just being fetched;
-3. the sample itself, which will be fetched.
+1. itself, if it is cached or coming, or can never be cached, else such samples would wait for the end of every epoch;
+2. with the probability `exchanged_share` a **candidate**, a cached sample that is pending for the rank, each with the
+   same probability; if there is none, one that is just being fetched;
+3. itself, which will be fetched.
 
-If jobs share partial samples too (`core/partials.py`), a sample is also cached for a rank while its job has not had the
-present generation: it is **ready**. (In Seneca a sample that is cached in any form is a candidate.) A generation is
-ready from when another job begins to make it; a job that is given it before it is kept makes it for itself. For a list
-of a million samples, a question takes the manager 4 ms longer.
-
-Labels play no part, for the rank reads the sample that it is given, under its own name and label. (To take candidates
-of the same label first saved nothing, and made an order less like a uniform shuffle.)
-
-Exchange is on while at least two jobs share the list. What one job alone reads is known from its plan, and MIN serves
-it as well. Which samples leave the cache is decided in `foresight.py`, what is fetched ahead in `due`.
-
-This is pure code: `chance` gives random numbers from 0 up to, but not including, 1.
+If jobs share partial samples too (`core/partials.py`), a sample also counts as cached for a rank while its job has not
+had the present generation: it is **ready**, from when another job begins to make it. For a list of a million samples
+that takes the manager 4 ms a question. Labels play no part. (Candidates of the same label first saved nothing, and made
+an order less like a uniform shuffle.) Exchange is on while at least two jobs share the list: what one reads alone is
+known from its plan. `foresight.py` decides which samples leave, `due` what is fetched ahead. This is pure code:
+`chance` gives numbers from 0 up to, but not including, 1.
 """
 
 from __future__ import annotations
@@ -206,8 +197,6 @@ class SharedList:
         exchanged_share: float = 1.0,
         cacheable: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        if not 0 <= exchanged_share <= 1:
-            raise ValueError(f"a share of the misses lies between 0 and 1, not {exchanged_share}")
         samples = len(keys)
         self.keys = keys
         self.index_of = index_of

@@ -1,18 +1,16 @@
 """How much is fetched ahead: how many files at once, and in a small cache how far ahead of a reader.
 
-**How many at once**: more while more of them bring more bytes per second, fewer when the source slows. Time is cut into
-slices, and the rates of two slices are compared. A slice counts only if there was always a next file to fetch: in any
-other slice the rate says nothing about the source. The limit begins high, and falls at once where the first fetches end
-one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Else it doubles
-until that brings nothing for the first time; later it grows by half. A growth that brings nothing is taken back; it is
-tried again from time to time, because other users of the source come and go.
+**How many at once**: the rates of two slices of time are compared; a slice counts only if there was always a next file
+to fetch. The limit begins high, and falls at once where the first fetches end one after the other: a narrow line
+carries no more, and readers' own fetches would wait behind them. Else it doubles until that brings nothing for the
+first time; later it grows by half. A growth that brings nothing is taken back, and tried again from time to time,
+because other users of the source come and go.
 
 **How far ahead**: a reader has a window of samples, so that its opens hardly wait. A sample that is fetched ahead takes
-the room of one that MIN would have kept, so every sample of the window costs origin bytes. When a fifth of the samples
-is cached, a window of a quarter of the cache costs 6 %, and one of 64 samples 1.5 % (benchmarks/training/lookahead.py).
-How small a window is enough depends on how many samples the loader workers take at once and on how steady the source
-is, so it is found by trying. An open that waited, although the source had nothing to fetch a moment ago, makes the
-window larger; every open that did not wait makes it a little smaller. The two are in balance when one open in
+the room of one that MIN would have kept: with a fifth cached, a window of a quarter of the cache costs 6 % of origin
+bytes, and one of 64 samples 1.5 % (benchmarks/training/lookahead.py). How small is enough depends on the loader workers
+and on the source, so it is found by trying. An open that waited, although the source had nothing to fetch a moment ago,
+makes the window larger; every open that did not wait makes it a little smaller. They balance when one open in
 LATE_EVERY waits.
 """
 
@@ -53,8 +51,6 @@ class Concurrency:
     """The limit on fetches that run at once; it starts at `first` and is never above `most`."""
 
     def __init__(self, most: int, first: int = FIRST_FETCHES) -> None:
-        if most < 1:
-            raise ValueError(f"the number of fetches at once must be at least 1, not {most}")
         self.most = most
         self.limit = min(first, most)
         self.latency_s = 0.0

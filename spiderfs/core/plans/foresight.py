@@ -1,32 +1,24 @@
 """The order in which samples leave: by pending draws of jobs that share a list, next uses by plans, and the policy.
 
-Foresight is a layer between the engine and any policy. It acts on the section `Policy.foreseen` alone, while at least
-one reader's plan is trusted, or while jobs exchange samples. The members of that section are of five kinds, and leave
-in this order:
+Foresight is a layer between the engine and any policy. It acts on the section `Policy.foreseen` alone, while a reader's
+plan is trusted or jobs exchange samples. Its members are of five kinds, and leave in this order:
 
-1. those that neither a plan nor a sharing job names: the lowest score of the policy first;
-2. those that are awaited: a later epoch reads them, too far ahead for the time to matter (`schedule.py`). Each of them
-   that stays saves one fetch. The lowest score of the policy first;
-3. those that a plan names, and that no sharing job will read: the one whose next use is the latest first (MIN, Belady
-   1966);
-4. those that are pending for sharing jobs (`exchange.py`): the one that is pending for the fewest ranks first, in a
-   random order among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
+1. those that neither a plan nor a sharing job names, by the policy's score, the lowest first;
+2. those that are awaited: a later epoch reads them, too far ahead for the time to matter (`schedule.py`); by score too;
+3. those that a plan names, and no sharing job will read: the latest next use first (MIN, Belady 1966);
+4. those that are pending for sharing jobs (`exchange.py`): for the fewest ranks first, in a random order among equals;
 5. those that are reserved for a rank that has not read them yet: only when the cache itself becomes smaller.
 
-A candidate that sharing jobs will still read gets the room of members of the kinds 1 to 3, and of those that are
-pending to fewer ranks than it is pending or reserved for. A candidate that a plan names gets the room of members of the
-first three kinds that would leave before it. An awaited one gets that of members of the first kind, and of those of the
-second in whose place the policy admits it. Any other candidate is admitted if the policy admits it, and only in the
-room of members of the first kind. All other sections leave in the policy's own order, and so does this one while
-nothing is planned or shared.
+A candidate that sharing jobs will still read gets the room of the kinds 1 to 3, and of those that are pending for fewer
+ranks; one that a plan names, that of members of these kinds that would leave before it; an awaited one, that of the
+first kind, and of those of the second in whose place the policy admits it; any other, if the policy admits it, that of
+the first kind. All else leaves in the policy's own order.
 
-Where nodes share out the samples (`core/homes.py`), some node awaits each sample at its home. So the samples whose home
-this node is are awaited, whatever is planned here, and rank by the hash of their keys and not by the policy: it is the
-same ones that stay, and what is fetched for a moment, by a plan, takes turns in the room of a few. All others have a
-use only while it is near enough to fetch them ahead: a later one is their homes' to serve, and a copy here would take
-the room of a sample that no other node keeps. Else they are of the first kind, and no candidates. (Three ranks, a fifth
-cached on each, that draw by weights with replacement: the nodes fetched .081 where a later use counted too, .072 so,
-and .072 without plans.)
+Where nodes share out the samples (`core/homes.py`), those whose home this node is are awaited, whatever is planned
+here, and rank by the hash of their keys: the same ones stay, and what is fetched for a moment takes turns in the room
+of a few. All others have a use only while it is near enough to fetch them ahead, for a later one is their homes' to
+serve; else they are of the first kind, and no candidates. (Three ranks, a fifth cached on each, that draw by weights
+with replacement: the nodes fetched .081 where a later use counted too, .072 so, and .072 without plans.)
 """
 
 from __future__ import annotations
@@ -161,10 +153,7 @@ class Foresight:
             self._rank(key, heap)
 
     def replanned(self, members: Iterable[Key]) -> None:
-        """Rank everything again: all next uses, or all scores, may have changed.
-
-        `members` are all members of the section `foreseen`.
-        """
+        """Rank all `members` of the section `foreseen` again: all next uses, or all scores, may have changed."""
         self._exchange_pending.taken_changes()
         found: tuple[list[tuple[Key, float]], ...] = ([], [], [], [])
         if self._active:

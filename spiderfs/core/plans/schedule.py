@@ -1,38 +1,26 @@
 """The schedule: the plans of all readers, and how far each reader has come in its plan.
 
-A reader publishes the draws of an epoch before the epoch begins, and sometimes those of later epochs too. From the
-plans follows when each sample is used next; MIN decides by that time (Belady, 1966). (`planned_epoch.py` has the
-words for positions.)
+A reader publishes the draws of an epoch before it begins, and sometimes those of later ones. From these follows when
+each sample is used next, by which MIN decides (Belady, 1966). (`planned_epoch.py` has the words for positions.) Of its
+positions the reader reports how many were **dispatched** to loader workers, and how many its loop has **taken**; what
+lies between is **in hand**, needed at once. An open that is seen uses its position up sooner, and what is opened has
+been **reached**. Where the kernel has the pages, a taken sample's open is never reported: a draw is **unseen** if its
+open comes neither up to AHEAD_S before nor within UNSEEN_AFTER_S. Each draw is either seen or unseen, and never both.
 
-The reader reports its progress: how many positions have been **dispatched** to its loader workers, and how many of
-these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
-once. An open that is seen uses up its position sooner than that, so that the cache gets the room back; and what is
-opened has been **reached**, though the news of its dispatch may come later. Opens need not be seen: where the kernel
-has a file's pages, it opens the file by itself. Then the reader's report that its loop has taken a sample comes alone:
-its open may be reported a little later, or up to AHEAD_S seconds sooner, and the draw is **unseen** if it is not, nor
-within UNSEEN_AFTER_S seconds afterwards. Each draw is either seen or unseen, and never both.
+A plan may be wrong (another order, other files). So an open of a sample whose next position is far beyond what is in
+hand counts against it, unless it is the very next one: a short epoch may be over before any progress is reported. A
+sample that is no longer pending says nothing. A plan is trusted while enough opens follow it, and not when samples are
+taken and none is opened, as by a data set that keeps its files in memory, unless the kernel opens files by itself.
 
-A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
-with what is in hand. An open of a sample whose next position is far beyond that counts against the plan, unless it is
-the very next one: a short epoch may be over before any progress is reported. An open of a sample that is no longer
-pending says nothing. When too few opens follow the plan, the plan is no longer trusted; it is trusted again when
-enough opens follow it. Nor is it trusted when samples are taken and none is opened, as by a data set that keeps its
-files in memory; unless the kernel opens files without asking.
+If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. The bytes to fetch are
+the same, whichever samples are cached when it begins; with those that it reads first, the source would idle at first,
+and then be asked for more than it gives (benchmarks/serving/stall.py: readers wait half as long again). Samples that it
+reads further ahead are **awaited**: their use has no time, but one of several ranks does better to keep them than those
+that the next epoch does not read here at all (benchmarks/engine/nodes.py).
 
-If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
-same number of bytes whichever of its samples the cache holds when it begins. But if the cache held the samples that the
-epoch reads first, every sample would be cached at first and none afterwards: the source would idle, and then be asked
-for more than the average. (At a source that gives 1.3 times the bytes needed, readers then wait half as long again:
-benchmarks/serving/stall.py.) A sample that such an epoch reads further ahead is **awaited**: its use has no time, but a
-reader that has only a share of the samples in each epoch, as one of several ranks, does better to keep it than one that
-the next epoch does not read here at all (benchmarks/engine/nodes.py).
-
-Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read, in their
-present epochs, of the samples that it keeps for them (`remote.py`). It compares the times of their uses with those
-of its own readers, and does nothing else for them: they ask it when they fetch.
-
-Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
-compare uses, by how fast each reader has been.
+Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read of those that
+it keeps for them (`remote.py`), and compares the times of their uses; it does nothing else for them. Times are in
+seconds on the caller's clock; within one reader they only give the order of the uses.
 """
 
 from __future__ import annotations
@@ -188,10 +176,7 @@ class PlannedReader(Paced):
         return changed
 
     def opened(self, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
-        """Note an open, `late` if it waited for the source; returns the keys whose next use has changed.
-
-        `drawn` is given `access` with the draw.
-        """
+        """Note an open, with its `access` for `drawn`, `late` if it waited; returns keys whose next use changed."""
         if key not in self.epoch.index_of:
             return []
         self.opens += 1
@@ -514,10 +499,7 @@ class Schedule:
         return any(at is not None and at < reader.reached + reader.look_ahead for at, reader in positions)
 
     def anchor(self, now_s: float, tolerance_s: float) -> bool:
-        """Compute all times again if the time of one reader is off by more than this; returns whether it did so.
-
-        With less than two trusted plans there is nothing to compare.
-        """
+        """Compute all times again if one reader of several is off by more than this; whether it did so."""
         if len(self.trusted) + len(self.remote) < 2:
             return False
         self.remote.anchor(now_s, tolerance_s)
@@ -567,10 +549,7 @@ class UnseenDraws:
     def took(
         self, key: Key, now_s: float, epoch: int = 0, known: bool = True, was_in_hand: bool = False
     ) -> Draw | None:
-        """The loop took a sample; until now no one knew that its open, if it was reported, was of this draw.
-
-        Returns the draw if it is seen by that.
-        """
+        """The loop took a sample whose open no one knew to be of this draw; returns the draw if it is seen now."""
         opened_s, access = self._ahead.pop(key, (math.inf, None))
         if now_s - AHEAD_S < opened_s <= now_s:
             return Draw(key, opened_s, epoch, access=access)
@@ -595,10 +574,7 @@ class UnseenDraws:
             self._ahead.popitem(last=False)
 
     def take(self, now_s: float) -> list[Draw]:
-        """The draws that were found to be unseen since the last call.
-
-        What was taken at a time that is still to come is unseen too: then the clock was set back.
-        """
+        """The draws found unseen since the last call; also those of a time to come, if the clock was set back."""
         unseen = []
         while self._order and not now_s - UNSEEN_AFTER_S < self._order[0].at_s <= now_s:
             draw = self._order.popleft()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import os
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -21,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.buckets.bucket import Bucket, Page, failure, microsofts_page
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, Sign, authorities, unsigned
+from spiderfs.sources.node_names import is_address
 
 # The first version of the protocol that quotes names which XML cannot have.
 _PROTOCOL = "2021-02-12"
@@ -89,7 +89,7 @@ class AzureContainer(Bucket):
         named = _connection_string().get("AccountName") or _variable(
             "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"
         )
-        return named if named and (_is_number(host) or "." not in host) else host.partition(".")[0]
+        return named if named and (is_address(host) or "." not in host) else host.partition(".")[0]
 
     def _credentials(self, account: str) -> tuple[Sign, dict[str, Any]]:
         """How listings are signed, and the same for obstore."""
@@ -111,8 +111,6 @@ class AzureContainer(Bucket):
         from azure.identity import DefaultAzureCredential
 
         token = BearerToken(partial(_token, str(self), DefaultAzureCredential()))
-        # Before obstore asks for it, to which every failure is one.
-        token.current()
         return token.sign, {"credential_provider": token.for_obstore}
 
 
@@ -157,11 +155,3 @@ def _connection_string() -> dict[str, str]:
 
 def _variable(*names: str) -> str:
     return next(filter(None, map(os.environ.get, names)), "")
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

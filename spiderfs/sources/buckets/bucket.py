@@ -1,19 +1,17 @@
 """Requests to one bucket: pages of its listing, objects through obstore, and its errors.
 
-What the stores have in common is here; `s3.py`, `google.py` and `azure.py` have how each is reached, and how it lists.
-A GET by obstore in the calling thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its
-own listing is of no use: one key that cannot be a path makes it fail. A page of a listing is parsed from the store's
-XML here: 1,000 keys take 6 ms of processor time, and 46 in botocore's parser.
+`s3.py`, `google.py` and `azure.py` have how each store is reached, and how it lists. A GET by obstore in the calling
+thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its own listing fails at one key
+that cannot be a path. So a page is parsed from XML here: 1,000 keys take 6 ms, and 46 in botocore's parser.
 
 **Processes.** obstore's threads do not survive a fork: after one GET even a new store hangs in a forked child. So every
-process connects at its first request, and none does before the forks of a mount. The location of the store is
-resolved once, before them: the cache belongs to that location.
+process connects at its first request. The location of the store is resolved once, before the forks of a mount: the
+cache belongs to it.
 
 **Errors.** 503, a deleted bucket, expired credentials and archived objects are one error to obstore, so the `<Code>` in
-the body tells them apart. A file is gone only if the store says so of the object; a deleted bucket or refused
-credentials say nothing about a file. Retries are made in `sources/client.py`, and those of later pages of a listing in
-`source.py`. No message has a text of the store's: these may repeat signatures and tokens, which must not reach a log.
-For the same reason the libraries do not log.
+the body tells them apart. A file is gone only if the store says so of the object. `sources/client.py` makes retries,
+`source.py` those of later pages. No message has a text of the store's, which may repeat signatures and tokens; for the
+same reason the libraries do not log.
 """
 
 from __future__ import annotations
@@ -24,23 +22,16 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import unquote, unquote_plus
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.etree import ElementTree
 
-from spiderfs.errors import (
-    SourceChanged,
-    SourceDenied,
-    SourceError,
-    SourceNotFound,
-    SourceThrottled,
-    SourceTimeout,
-    SourceUnavailable,
-)
+from spiderfs import errors
 from spiderfs.sources.object_source import CONNECT_S, NO_DESCRIPTORS, StoreSettings, lacks_descriptors
 from spiderfs.sources.source import MAX_SIZE, STREAMED_BYTES
 
@@ -72,120 +63,10 @@ def seconds(time: datetime) -> int:
     return int(time.timestamp())
 
 
-def _is_quoted(key: str) -> bool:
-    return "%" in key or "+" in key
-
-
-def _unquoted(listed: Listed) -> Listed:
-    return listed._replace(key=unquote_plus(listed.key))
-
-
 def _listed(key: str, size: str, modified: datetime, e_tag: str) -> Listed:
     if not 0 <= int(size) <= MAX_SIZE:
         raise ValueError("an object has a size that no file has")
     return Listed(key, int(size), seconds(modified), e_tag)
-
-
-class _Reader(ABC):
-    """Collects a page while expat reads it."""
-
-    root: ClassVar[str]
-
-    def __init__(self) -> None:
-        self.objects: list[Listed] = []
-        self.prefixes: list[str] = []
-        # What the page says of itself, and of the object that is being read.
-        self.page: dict[str, str] = {}
-        self.row: dict[str, str] = {}
-        self.is_quoted = False
-        self._inside: list[str] = []
-        self._text: list[str] = []
-
-    @abstractmethod
-    def ended(self, within: str, name: str, text: str) -> None:
-        """Take note of an element, and of that in which it lies."""
-
-    @abstractmethod
-    def finish(self) -> str | None:
-        """Called at the end; returns how the next page is asked for."""
-
-    def read(self, body: bytes) -> Page:
-        parser = ParserCreate()
-        parser.buffer_text = True
-        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
-        parser.CharacterDataHandler = self._text.append
-        parser.Parse(body, True)
-        next_token = self.finish()
-        return Page(self.objects, self.prefixes, next_token)
-
-    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
-        if not self._inside and name != self.root:
-            raise ValueError("this is not a listing")
-        self._inside.append(name)
-        self._text.clear()
-        self.is_quoted = attributes.get("Encoded") == "true"
-
-    def _end(self, name: str) -> None:
-        self._inside.pop()
-        self.ended(self._inside[-1] if self._inside else "", name, "".join(self._text))
-        self._text.clear()
-
-
-class _AmazonsReader(_Reader):
-    root = "ListBucketResult"
-
-    def __init__(self, quoted: bool) -> None:
-        super().__init__()
-        self._quoted = quoted
-
-    def ended(self, within: str, name: str, text: str) -> None:
-        if name == "Contents":
-            row, self.row = self.row, {}
-            modified = datetime.fromisoformat(row["LastModified"])
-            self.objects.append(_listed(row["Key"], row["Size"], modified, row.get("ETag", "")))
-        elif within == "Contents":
-            self.row[name] = text
-        elif within == "CommonPrefixes" and name == "Prefix":
-            self.prefixes.append(text)
-        elif within == self.root:
-            self.page[name] = text
-
-    def finish(self) -> str | None:
-        if self._quoted or self.page.get("EncodingType") == "url":
-            self.objects = [_unquoted(listed) if _is_quoted(listed.key) else listed for listed in self.objects]
-            self.prefixes = [unquote_plus(prefix) for prefix in self.prefixes]
-        if self.page.get("IsTruncated") != "true":
-            return None
-        if not self.page.get("NextContinuationToken"):
-            raise ValueError("the next page cannot be asked for")
-        return self.page["NextContinuationToken"]
-
-
-class _MicrosoftsReader(_Reader):
-    root = "EnumerationResults"
-
-    def ended(self, within: str, name: str, text: str) -> None:
-        if name == "Blob":
-            row, self.row = self.row, {}
-            if row.get("ResourceType") == "directory" or (row.get(_FOLDER) == "true" and row["Content-Length"] == "0"):
-                # Accounts with a hierarchy of their own have directories, which are listed as blobs too. Somewhere else
-                # Hadoop, AzCopy and others mark blobs that stand for one.
-                self.prefixes.append(f"{row['Name']}/")
-                return
-            modified = parsedate_to_datetime(row["Last-Modified"])
-            self.objects.append(_listed(row["Name"], row["Content-Length"], modified, row.get("Etag", "")))
-        elif name == "BlobPrefix":
-            self.prefixes.append(self.row["Name"])
-            self.row = {}
-        elif within in ("Blob", "BlobPrefix", "Properties"):
-            self.row[name] = unquote(text) if self.is_quoted else text
-        elif within == "Metadata" and name.lower() == _FOLDER:
-            self.row[_FOLDER] = text
-        elif within == self.root:
-            self.page[name] = text
-
-    def finish(self) -> str | None:
-        return self.page.get("NextMarker") or None
 
 
 def amazons_page(body: bytes, quoted: bool = False) -> Page:
@@ -193,19 +74,72 @@ def amazons_page(body: bytes, quoted: bool = False) -> Page:
 
     `quoted`: its keys are quoted as in URLs, also if it does not say so.
     """
-    return _page(_AmazonsReader(quoted), body)
+    with _readable():
+        page = _parsed(body, "ListBucketResult")
+        said = _texts(page)
+        unquoted: Callable[[str], str] = unquote_plus if quoted or said.get("EncodingType") == "url" else str
+        objects, prefixes = [], []
+        for element in page:
+            if element.tag == "Contents":
+                row = _texts(element)
+                modified = datetime.fromisoformat(row["LastModified"])
+                objects.append(_listed(unquoted(row["Key"]), row["Size"], modified, row.get("ETag", "")))
+            elif element.tag == "CommonPrefixes":
+                prefixes += [unquoted(prefix.text or "") for prefix in element.iterfind("Prefix")]
+        if said.get("IsTruncated") != "true":
+            return Page(objects, prefixes, None)
+        if not said.get("NextContinuationToken"):
+            raise ValueError("the next page cannot be asked for")
+        return Page(objects, prefixes, said["NextContinuationToken"])
 
 
 def microsofts_page(body: bytes) -> Page:
     """The answer to List Blobs; raises SourceUnavailable if it cannot be read."""
-    return _page(_MicrosoftsReader(), body)
+    with _readable():
+        page = _parsed(body, "EnumerationResults")
+        objects, prefixes = [], []
+        for element in page.iterfind("Blobs/*"):
+            row = _texts(element)
+            for properties in element.iterfind("Properties"):
+                row |= _texts(properties)
+            marks = {mark.tag.lower(): mark.text for mark in element.iterfind("Metadata/*")}
+            is_folder = marks.get(_FOLDER) == "true" and row["Content-Length"] == "0"
+            if element.tag == "BlobPrefix":
+                prefixes.append(row["Name"])
+            elif is_folder or row.get("ResourceType") == "directory":
+                # Accounts with a hierarchy of their own have directories, which are listed as blobs too. Somewhere else
+                # Hadoop, AzCopy and others mark blobs that stand for one.
+                prefixes.append(f"{row['Name']}/")
+            elif element.tag == "Blob":
+                modified = parsedate_to_datetime(row["Last-Modified"])
+                objects.append(_listed(row["Name"], row["Content-Length"], modified, row.get("Etag", "")))
+        return Page(objects, prefixes, page.findtext("NextMarker") or None)
 
 
-def _page(reader: _Reader, body: bytes) -> Page:
+@contextmanager
+def _readable() -> Iterator[None]:
     try:
-        return reader.read(body)
-    except (ExpatError, KeyError, OverflowError, ValueError) as exc:
-        raise SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc
+        yield
+    except (ElementTree.ParseError, KeyError, OverflowError, ValueError) as exc:
+        raise errors.SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc
+
+
+def _parsed(body: bytes, root: str) -> ElementTree.Element:
+    """A page, whose elements have names without namespaces; raises ParseError, and ValueError for another root."""
+    page = ElementTree.fromstring(body)
+    for element in page.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    if page.tag != root:
+        raise ValueError("this is not a listing")
+    return page
+
+
+def _texts(element: ElementTree.Element) -> dict[str, str]:
+    """The texts of the elements right below one, by their names."""
+    return {
+        below.tag: unquote(below.text or "") if below.get("Encoded") == "true" else below.text or ""
+        for below in element
+    }
 
 
 # obstore asks for credentials again after so long; those that end sooner are renewed by whoever gives them.
@@ -353,7 +287,7 @@ class Bucket(ABC):
         except Exception as exc:
             raise _broken_off(key, exc) from None
         if len(body) != length:
-            raise SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
+            raise errors.SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
         return body
 
     def stream(self, answer: GetResult, key: str) -> Iterator[Any]:
@@ -385,7 +319,7 @@ class Bucket(ABC):
         try:
             return kind(self.name, client_options=client, retry_config={"max_retries": 0}, **options)
         except BaseError:
-            raise SourceUnavailable(f"{self} cannot be asked: check the variables of its environment") from None
+            raise errors.SourceUnavailable(f"{self} cannot be asked: check the variables of its environment") from None
 
     def connected(self) -> Clients:
         """What this process asks by; raises SourceUnavailable if no credentials are found."""
@@ -400,45 +334,47 @@ class Bucket(ABC):
                     clients = self._clients = Clients(os.getpid(), lists, gets, time.monotonic())
         return clients
 
-    def _error(self, code: str, key: str, clients: Clients) -> SourceError:
+    def _error(self, code: str, key: str, clients: Clients) -> errors.SourceError:
         """The error for a code of the store, or for an HTTP status where there is no code."""
         if code in _GONE:
-            return SourceNotFound(f"{key}: no such object")
+            return errors.SourceNotFound(f"{key}: no such object")
         if code in _CHANGED:
-            return SourceChanged(f"{key}: no longer the version that was asked for")
+            return errors.SourceChanged(f"{key}: no longer the version that was asked for")
         if code in _MAY_NOT_READ:
-            return SourceDenied(f"{self}/{key}: these credentials may not read it: {self.rights} ({code})")
+            return errors.SourceDenied(f"{self}/{key}: these credentials may not read it: {self.rights} ({code})")
         if code in _DENIED:
-            return SourceDenied(f"{self}/{key}: {_DENIED[code]} ({code})")
+            return errors.SourceDenied(f"{self}/{key}: {_DENIED[code]} ({code})")
         if code in _THROTTLED:
-            return SourceThrottled(f"{self} is asked for too much at a time ({code})")
+            return errors.SourceThrottled(f"{self} is asked for too much at a time ({code})")
         if code == NO_DESCRIPTORS:
-            return SourceThrottled(f"{self}: {code}")
+            return errors.SourceThrottled(f"{self}: {code}")
         if code in _REFUSED_CREDENTIALS:
             # They may have been rotated: the next question is asked with what can be found then.
             if self._clients is clients and time.monotonic() - clients.made_at > RECONNECT_S:
                 self._clients = None
-            return SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
+            return errors.SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
         if code == _WHOLE_ONLY:
-            return SourceUnavailable(f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole")
+            return errors.SourceUnavailable(
+                f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole"
+            )
         if not code or code == _LATE:
-            kind = SourceTimeout if code else SourceUnavailable
+            kind = errors.SourceTimeout if code else errors.SourceUnavailable
             return kind(f"{self} has not answered: check source.endpoint and the network")
-        return SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
+        return errors.SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
 
 
-def _broken_off(key: str, exc: Exception) -> SourceUnavailable:
-    kind = SourceTimeout if _LATE in str(exc) else SourceUnavailable
+def _broken_off(key: str, exc: Exception) -> errors.SourceUnavailable:
+    kind = errors.SourceTimeout if _LATE in str(exc) else errors.SourceUnavailable
     return kind(f"{key}: the answer broke off ({type(exc).__name__})")
 
 
-def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> SourceUnavailable:
+def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> errors.SourceUnavailable:
     """What a library has met, in our words, by the name of its error: its own text may have URLs of requests in it."""
     if lacks_descriptors(exc):
-        return SourceThrottled(f"{asked}: {NO_DESCRIPTORS}")
+        return errors.SourceThrottled(f"{asked}: {NO_DESCRIPTORS}")
     name = type(exc).__name__
     text = troubles.get(name, f"{type(exc).__module__.partition('.')[0]} has failed ({name})")
-    return (SourceTimeout if "Timeout" in name else SourceUnavailable)(f"{asked}: {text}")
+    return (errors.SourceTimeout if "Timeout" in name else errors.SourceUnavailable)(f"{asked}: {text}")
 
 
 def _code_of(exc: Exception) -> str:

@@ -44,8 +44,6 @@ class GoogleBucket(Bucket):
         sign, options = unsigned, {}
         if not self.settings.anonymous:
             token = BearerToken(partial(_token, str(self), self._credentials()))
-            # Before obstore asks for it, to which every failure is one.
-            token.current()
             sign, options = token.sign, {"credential_provider": token.for_obstore}
         lists = HttpLists(f"{url}/{self.name}", sign, self.settings.timeout_s, {})
         skip = self.settings.anonymous

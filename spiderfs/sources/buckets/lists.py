@@ -73,12 +73,13 @@ class HttpLists:
 
 
 class BearerToken:
-    """A token that is fetched when it is needed, and renewed before it ends. Safe for threads."""
+    """A token that is fetched now, and renewed before it ends. Safe for threads."""
 
     def __init__(self, fetch: Callable[[], tuple[str, float]]) -> None:
         """`fetch` gives a token and when it ends, in seconds since the epoch; raises SourceUnavailable."""
         self._fetch = fetch
-        self._token, self._ends_s = "", 0.0
+        # Before obstore asks for it, to which every failure is one.
+        self._token, self._ends_s = fetch()
         self._fetching = threading.Lock()
 
     def current(self) -> str:

@@ -13,16 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import (
-    CREDENTIALS_S,
-    NO_ADDRESS,
-    UNREACHED,
-    Bucket,
-    Page,
-    Refusal,
-    amazons_page,
-    failure,
-)
+from spiderfs.sources.buckets import bucket
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
 # Amazon's own addresses; the names of buckets are the same at all of them.
@@ -32,9 +23,9 @@ _ANY_REGION = "us-east-1"
 
 _SIGN_ON = "the single sign-on has ended: sign on again (aws sso login)"
 _TROUBLES = {
-    "EndpointConnectionError": UNREACHED,
-    "ConnectTimeoutError": UNREACHED,
-    "HTTPClientError": NO_ADDRESS,
+    "EndpointConnectionError": bucket.UNREACHED,
+    "ConnectTimeoutError": bucket.UNREACHED,
+    "HTTPClientError": bucket.NO_ADDRESS,
     "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY",
     "ReadTimeoutError": "it has not answered in time",
     "ConnectionClosedError": "it has broken off",
@@ -55,7 +46,7 @@ _TROUBLES = {
 }
 
 
-class S3Bucket(Bucket):
+class S3Bucket(bucket.Bucket):
     scheme = "s3"
     libraries = ("botocore", "obstore")
     rights = "allow s3:ListBucket and s3:GetObject"
@@ -75,13 +66,13 @@ class S3Bucket(Bucket):
             # Unsigned, for otherwise it would look for credentials, perhaps in the network.
             client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
         except (BotoCoreError, OSError, ValueError) as exc:
-            raise failure(self, exc, _TROUBLES) from None
+            raise bucket.failure(self, exc, _TROUBLES) from None
         found = urlsplit(client.meta.endpoint_url)
         if "@" in found.netloc or found.query:
             raise SourceUnavailable(f"{self}: the endpoint of its profile or AWS_ENDPOINT_URL logs in: leave that out")
         return "" if found.netloc.endswith(_AMAZON) else found.geturl().rstrip("/")
 
-    def listed(self, lists: Any, prefix: str, token: str, most: int) -> Page:
+    def listed(self, lists: Any, prefix: str, token: str, most: int) -> bucket.Page:
         asked = {"ContinuationToken": token} if token else {}
         if self.settings.requester_pays:
             asked["RequestPayer"] = "requester"
@@ -94,10 +85,10 @@ class S3Bucket(Bucket):
         except ClientError as exc:
             # A page of HTML, from something in front of the store, has no code.
             code = exc.response["Error"].get("Code") or str(exc.response["ResponseMetadata"]["HTTPStatusCode"])
-            raise Refusal(code) from None
+            raise bucket.Refusal(code) from None
         except (BotoCoreError, RecursionError) as exc:
-            raise failure(self, exc, _TROUBLES) from None
-        page: Page = answer["page"]
+            raise bucket.failure(self, exc, _TROUBLES) from None
+        page: bucket.Page = answer["page"]
         return page
 
     def connect(self) -> tuple[Any, Any]:
@@ -107,7 +98,8 @@ class S3Bucket(Bucket):
         try:
             session = _session(settings.profile)
             parsers = session.get_component("response_parser_factory")
-            session.register_component("response_parser_factory", _PageParsers(parsers))
+            own = parsers.create_parser
+            parsers.create_parser = lambda protocol: _PageParser(own(protocol))
             credentials = None if settings.anonymous else session.get_credentials()
             if credentials is None and not settings.anonymous:
                 raise SourceUnavailable(
@@ -122,7 +114,7 @@ class S3Bucket(Bucket):
             return lists, self._gets(session, lists, credentials)
         except (BotoCoreError, OSError, ValueError) as exc:
             # What is wrong in variables and profiles is a ValueError of whatever reads it.
-            raise failure(self, exc, _TROUBLES) from None
+            raise bucket.failure(self, exc, _TROUBLES) from None
 
     def _client(self, session: Any, region: str) -> Any:
         from botocore import UNSIGNED
@@ -192,7 +184,7 @@ def _descriptions(path: str | None) -> Any:
     return create_loader(path)
 
 
-def _url_of_get(lists: Any, bucket: str, key: str) -> str:
+def _url_of_get(lists: Any, name: str, key: str) -> str:
     """Where botocore would ask for an object: a bucket is named in the path, or in front of the host."""
     from botocore.awsrequest import AWSResponse
 
@@ -204,14 +196,14 @@ def _url_of_get(lists: Any, bucket: str, key: str) -> str:
         return AWSResponse(request.url, 200, {}, None)
 
     lists.meta.events.register("before-send.s3.GetObject", answer)
-    lists.get_object(Bucket=bucket, Key=key)
+    lists.get_object(Bucket=name, Key=key)
     return urls[0]
 
 
 def _frozen(credentials: Any) -> dict[str, Any]:
     """Credentials as obstore wants them."""
     key, secret, token = credentials.get_frozen_credentials()[:3]
-    ends = datetime.now(UTC) + timedelta(seconds=CREDENTIALS_S)
+    ends = datetime.now(UTC) + timedelta(seconds=bucket.CREDENTIALS_S)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": ends}
 
 
@@ -225,18 +217,5 @@ class _PageParser:
         if response["status_code"] >= 300 or response["context"]["operation_name"] != "ListObjectsV2":
             parsed: dict[str, Any] = self._inner.parse(response, shape)
             return parsed
-        page = amazons_page(response["body"])
+        page = bucket.amazons_page(response["body"])
         return {"page": page, "ResponseMetadata": {"HTTPStatusCode": response["status_code"], "HTTPHeaders": {}}}
-
-
-class _PageParsers:
-    """What botocore asks for a parser."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def create_parser(self, protocol: str) -> _PageParser:
-        return _PageParser(self._inner.create_parser(protocol))
-
-    def set_parser_defaults(self, **defaults: Any) -> None:
-        self._inner.set_parser_defaults(**defaults)

@@ -1,18 +1,15 @@
 """A source that is a bucket of an object store, or a prefix of one.
 
-Names come from listings and bytes from GETs (`bucket.py`). Nothing is asked by HEAD: its errors have no body that says
-what is wrong, and to read an object once is one request.
-
-An object's version is its size and a tag, the hash of its ETag (`Version`). A GET answers with both and with the bytes,
-so bytes of another version are noticed, and never mixed with those of this one. Prefixes have no mtime: directories are
-undated. `object_source.py` says which key is shown as which file.
+Names come from listings and bytes from GETs (`bucket.py`); nothing is asked by HEAD, whose errors have no body. An
+object's version is its size and a tag, the hash of its ETag (`Version`). A GET answers with both and with the bytes, so
+versions are never mixed. Prefixes have no mtime: directories are undated. `object_source.py` says which key is shown as
+which file.
 
 **Stores that contradict themselves.** Some list other ETags than their GETs have, or none (multipart and encrypted
-objects, files that were put below a store's own directory). An object that was replaced is listed again after the GET
-that gives it. So if the listing is the same before and after a GET, and size and time are those of the GET, then both
-mean one object. It keeps the version that is listed (by its time, where no ETag is), and its ETag at GETs is
-remembered: with another one the object was replaced, though the listing has not changed. That is refused, and so is
-whatever else differs for good.
+objects, files that were put below a store's own directory). If the listing is the same before and after a GET, and size
+and time are those of the GET, both mean one object. It keeps the version that is listed (by its time, where no ETag
+is), and its ETag at GETs is remembered: with another one the object was replaced, though the listing has not changed.
+That is refused, and so is whatever else differs for good.
 """
 
 from __future__ import annotations

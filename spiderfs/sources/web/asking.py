@@ -35,13 +35,7 @@ from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from spiderfs.errors import SourceChanged, SourceThrottled, SourceTimeout, SourceUnavailable
-from spiderfs.sources.object_source import (
-    CONNECT_S,
-    KEPT_CONNECTIONS,
-    NO_DESCRIPTORS,
-    ObjectSource,
-    lacks_descriptors,
-)
+from spiderfs.sources import object_source
 from spiderfs.sources.source import STREAMED_BYTES, SourceStat, Version
 
 # So much of the body of an error is read, for the connection's sake; the connection of a longer one is closed.
@@ -92,7 +86,7 @@ class Answer(NamedTuple):
         return int(found[2]) if found else len(self.body)
 
 
-class WebSource(ObjectSource):
+class WebSource(object_source.ObjectSource):
     """A source whose bytes come in answers."""
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
@@ -255,8 +249,8 @@ class Web:
             finally:
                 self._give_back(url, line, kept)
         except (http.client.HTTPException, OSError, ValueError) as exc:
-            if lacks_descriptors(exc):
-                raise SourceThrottled(f"{host}: {NO_DESCRIPTORS}") from None
+            if object_source.lacks_descriptors(exc):
+                raise SourceThrottled(f"{host}: {object_source.NO_DESCRIPTORS}") from None
             # What is wrong in a header or a proxy's address is a ValueError of whatever reads it.
             name = type(exc).__name__
             kind = SourceTimeout if isinstance(exc, TimeoutError) else SourceUnavailable
@@ -333,8 +327,10 @@ class Web:
                 self._pid, self._idle = os.getpid(), {}
             idle = self._idle.get(origin(url), [])
             while idle:
-                line = idle.pop()
-                if not _has_ended(line.connection):
+                line, looked_at = idle.pop(), select.poll()
+                looked_at.register(line.connection.sock, select.POLLIN)
+                # Where nothing was asked, there is something to read only if the server has closed the connection.
+                if not looked_at.poll(0):
                     return line, True
                 line.connection.close()
         return self._connect(url, until), False
@@ -342,7 +338,7 @@ class Web:
     def _give_back(self, url: str, line: Line, kept: bool) -> None:
         with self._lock:
             idle = self._idle.setdefault(origin(url), [])
-            if kept and self._pid == os.getpid() and len(idle) < KEPT_CONNECTIONS:
+            if kept and self._pid == os.getpid() and len(idle) < object_source.KEPT_CONNECTIONS:
                 idle.append(line)
                 return
         line.connection.close()
@@ -352,13 +348,6 @@ class Web:
             idle, self._idle = self._idle, {}
         for line in (line for lines in idle.values() for line in lines):
             line.connection.close()
-
-
-def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed a connection on which nothing was asked: then there is something to read."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 @cache
@@ -380,9 +369,9 @@ def _connected(url: str, _: float) -> Line:
             f"{host}: {address.scheme.upper()}_PROXY is no address: write it like http://proxy.example.org:3128"
         ) from None
     connection = (
-        http.client.HTTPSConnection(server, port, timeout=CONNECT_S, context=_trusted())
+        http.client.HTTPSConnection(server, port, timeout=object_source.CONNECT_S, context=_trusted())
         if secure
-        else http.client.HTTPConnection(server, port, timeout=CONNECT_S)
+        else http.client.HTTPConnection(server, port, timeout=object_source.CONNECT_S)
     )
     login, line = {}, Line(connection)
     if proxy and via.username:

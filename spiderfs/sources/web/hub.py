@@ -156,7 +156,8 @@ class HubSource(WebSource):
         if not is_address(self._hub) or any(sign in self._hub for sign in "@?#"):
             raise ConfigError("HF_ENDPOINT is no address of a hub: write it like https://hub.example.org")
         self._origin = origin(self._hub)
-        self._where = f"hf://datasets/{self._place.name}"
+        self._where, self._named = f"hf://datasets/{self._place.name}", f"revision {self._place.revision}"
+        self._api = f"{self._hub}/api/datasets/{self._place.name}"
         self._timeout_s = settings.timeout_s
         self._web = Web(settings.timeout_s)
         self._token = _Token(wanted=not settings.anonymous)
@@ -305,14 +306,6 @@ class HubSource(WebSource):
     # -- the hub
 
     @property
-    def _api(self) -> str:
-        return f"{self._hub}/api/datasets/{self._place.name}"
-
-    @property
-    def _named(self) -> str:
-        return f"revision {self._place.revision}"
-
-    @property
     def _shown(self) -> str:
         """The commit that is shown."""
         return self._commit.known() or self._resolved(self._place.revision)
@@ -346,7 +339,7 @@ class HubSource(WebSource):
     def _asked(self, url: str, form: dict[str, str] | None = None) -> Answer:
         """The hub's answer to a question about names, behind redirects of its own (a data set has moved)."""
         for _ in range(_HOPS):
-            answer = self._get(url, most_bytes=_PAGE_BYTES, form=form, quota="api")
+            answer = self._web.get(url, self._token.headers(), most_bytes=_PAGE_BYTES, form=form, quota="api")
             if answer.ok:
                 return answer
             if not answer.redirect:
@@ -355,11 +348,6 @@ class HubSource(WebSource):
             if origin(url) != self._origin:
                 break
         raise SourceUnavailable(f"{self._where}: the hub redirects somewhere else: check its name, and HF_ENDPOINT")
-
-    def _get(self, url: str, **question: Any) -> Answer:
-        """Ask the hub itself, with the token."""
-        assert origin(url) == self._origin
-        return self._web.get(url, self._token.headers(), **question)
 
     def _refusal(self, answer: Answer) -> SourceError:
         """What an error of the hub means. A file is gone only if the hub says just that."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -283,12 +282,6 @@ def test_a_large_file_of_which_a_part_was_kept_needs_room_for_all_of_it() -> Non
     engine.pins.discard(1)
     assert engine.pin(9, 20)
     assert engine.pins.bytes == 20
-
-
-@pytest.mark.parametrize(("capacity", "landing", "share"), [(-1, 0, 0.5), (10, -1, 0.5), (10, 0, 1.5)])
-def test_impossible_sizes_are_refused(capacity: int, landing: int, share: float) -> None:
-    with pytest.raises(ValueError, match=r"capacity|large_share"):
-        Engine(MinIO(), capacity, landing, share)
 
 
 SUBJECTS: dict[str, type[Policy]] = {**mountable_policies(), "half": HalfAndHalf}

@@ -59,9 +59,3 @@ def test_homes_stay_what_they_were() -> None:
     """Nodes with different versions of spiderfs have to agree."""
     homes = Homes({"http://n1:8443": 1.0, "http://n2:8443": 1.0, "http://n3:8443": 2.0}, "http://n1:8443")
     assert [homes.home(key) for key in range(16)] == [0, 2, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 0, 2, 2, 1]
-
-
-@pytest.mark.parametrize(("weights", "reason"), [({"a": 1.0}, "b is none of a"), ({"b": 0.0}, "must be above 0")])
-def test_impossible_members_are_refused(weights: dict[str, float], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Homes(weights, "b")

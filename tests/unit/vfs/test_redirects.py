@@ -26,8 +26,6 @@ from spiderfs.vfs.redirects import (
     Redirects,
     each_redirect,
     redirect_row,
-    substitute_of,
-    substitutes_of,
 )
 from spiderfs.vfs.rules import Credentials, Ownership, Settings
 
@@ -356,8 +354,6 @@ def test_rows_are_taken_away_again() -> None:
     assert sorted(each_redirect(records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
     records.put([redirect_row(1, WANTED, None)])
     assert list(each_redirect(records)) == [(WANTED, 2, OTHER)]
-    assert substitute_of(records, WANTED, 1) is None
-    assert substitute_of(records, WANTED, 2) == OTHER
 
 
 def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +368,7 @@ def test_the_substitutes_of_one_inode_are_not_those_of_the_next() -> None:
     records = MemoryRecords(TABLES)
     records.put([redirect_row(number, WANTED, GIVEN + number) for number in range(3)])
     records.put([redirect_row(0, WANTED + 1, OTHER)])
-    assert substitutes_of(records, WANTED, 64) == [GIVEN, GIVEN + 1, GIVEN + 2]
-    assert substitutes_of(records, WANTED, 2) == [GIVEN, GIVEN + 1]
-    assert substitutes_of(records, WANTED - 1, 64) == []
+    redirects = Redirects(records, PendingReads())
+    assert redirects.substitutes(WANTED) == [GIVEN, GIVEN + 1, GIVEN + 2]
+    assert redirects.substitutes(WANTED, 2) == [GIVEN, GIVEN + 1]
+    assert redirects.substitutes(WANTED - 1) == []

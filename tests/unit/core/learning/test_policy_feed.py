@@ -78,8 +78,9 @@ def test_a_hub_whose_bytes_are_at_hand_is_placed() -> None:
     assert harness.feed.substitute("b", 4) is None
 
 
-def test_the_ratio_moves_with_the_share_of_the_epochs_that_are_over() -> None:
-    harness = Harness(elastic=ElasticOptions(0.9, 0.5, half_growth=1e9), epochs=100)
+def test_the_ratio_moves_with_the_share_of_the_epochs_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.core.feed.HALF_GROWTH", 1e9)
+    harness = Harness(elastic=ElasticOptions(0.9, 0.5), epochs=100)
     harness.feed.begin_job("job", epochs=10)
     harness.feed.begin("a", "job", LABELS)
     harness.end_epochs("job", FALLING)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -30,11 +29,6 @@ def test_the_oldest_reads_are_forgotten_first() -> None:
     served_samples.record_read("one", 8, 80)
     assert served_samples.forgotten == 2
     assert served_samples.arrived("one", [7, 8, 7]) == [72, 80, 7]
-
-
-def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_on_the_way"):
-        ServedSamples(0)
 
 
 TRAINERS = st.sampled_from(["one", "two"])

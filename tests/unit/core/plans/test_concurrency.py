@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
@@ -89,12 +89,6 @@ def test_a_pause_before_the_first_fetch_is_no_slow_source() -> None:
     concurrency.fetched(SIZE, 0.05, 1000.05)
     concurrency.fetched(SIZE, 0.05, 1000.3)
     assert concurrency.bytes_per_s == pytest.approx(SIZE / 0.25)
-
-
-@pytest.mark.parametrize("make", [lambda: Concurrency(0), lambda: Concurrency(-1)])
-def test_a_limit_of_zero_is_refused(make: Callable[[], Concurrency]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        make()
 
 
 def test_it_doubles_from_the_start_until_that_gains_nothing() -> None:

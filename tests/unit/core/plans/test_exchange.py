@@ -9,7 +9,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -112,12 +111,6 @@ def test_candidates_have_the_same_probability() -> None:
         drawn += shared.ask("a", [0])
     assert 120 <= drawn.count(1) <= 180
     assert set(drawn) == {1, 2}
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_that_cannot_be_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        shared_list(exchanged_share=share)
 
 
 def test_what_the_cache_can_never_hold_keeps_its_place() -> None:

@@ -159,18 +159,6 @@ def _raise(exc: OSError) -> None:
     raise exc
 
 
-def test_archives_are_entered_while_the_disk_is_read_only(disk: Disk, tmp_path: Path) -> None:
-    wanted = put_archives(tmp_path / "source")
-    cache = disk.point / "cache"
-    allowed = ["WARNING", "ERROR"]
-    with mounted(tmp_path / "source", tmp_path / "m", cache=cache, allowed=allowed, archives="tar+zip") as mount:
-        disk.break_down()
-        everything_is_right(mount, wanted)
-        os.kill(mount.workers()[0], signal.SIGKILL)
-        everything_is_right(mount, wanted)
-        assert len(mount.logged("takes no indices")) > 0
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_archives_are_entered_while_the_disk_is_full(tmp_path: Path, workers: int) -> None:
     wanted = put_archives(tmp_path / "source")

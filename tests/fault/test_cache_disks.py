@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from reading import digest, read_afresh, write_files
 from test_broken_disk import Disk, made_disk
-from test_damaged_store import small_disk
 
 from spiderfs.shared.layout import EXTENTS_FILE, CacheLayout
 
@@ -131,15 +129,6 @@ def test_one_that_goes_while_mounted(source: Path, wanted: Mapping[str, str], tm
         assert not mount.logged("the cache is made again")
 
 
-def test_one_with_a_truncated_file(source: Path, wanted: Mapping[str, str], tmp_path: Path) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    with over(source, tmp_path / "m", a, b) as mount:
-        settled(mount, wanted)
-        os.truncate(CacheLayout(b).content / EXTENTS_FILE, 0)
-        read_all(mount, wanted)
-        read_all(mount, wanted)
-
-
 def test_one_that_turns_read_only(source: Path, wanted: Mapping[str, str], disk: Disk, tmp_path: Path) -> None:
     a, b = tmp_path / "a", disk.point / "b"
     with over(source, tmp_path / "m", a, b) as mount:
@@ -154,17 +143,3 @@ def test_one_that_turns_read_only(source: Path, wanted: Mapping[str, str], disk:
         assert mount.logged("cannot be used .Read-only file system")
         read_all(mount, wanted)
         assert mount.metric("origin_bytes") == 0, "all of it is in the other one"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
-def test_one_that_is_full_leaves_its_part_to_the_other(source: Path, wanted: Mapping[str, str], tmp_path: Path) -> None:
-    small = {name: digest for name, digest in wanted.items() if not name.startswith("large")}
-    for number in range(4):
-        (source / f"large {number}").unlink()
-    with small_disk(tmp_path / "disk", "64M") as small_one:
-        with open(small_one / "others' file", "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, (64 << 20) - (5 << 20))
-        with over(source, tmp_path / "m", tmp_path / "a", small_one / "b") as mount:
-            used = settled(mount, small)
-            assert used[1] < 1 << 20
-            assert not mount.stats()["cache_dirs"][1]["left_out"]

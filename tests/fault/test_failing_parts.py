@@ -80,13 +80,6 @@ def test_a_disk_that_becomes_full_costs_the_cache_and_no_read(source: Path, tmp_
         eventually(lambda: is_cached(mount), what="all of it in the cache")
 
 
-def test_a_disk_that_turns_read_only_costs_no_read(source: Path, tmp_path: Path, disk: Disk) -> None:  # noqa: F811
-    options = {"capacity": "60MiB", "source__latency_ms": 5}
-    with mounted(source, tmp_path / "m", cache=disk.point / "cache", allowed=["WARNING", "ERROR"], **options) as mount:  # type: ignore[arg-type]
-        read(mount, in_the_middle=disk.break_down)
-        read(mount)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_source_that_hangs_within_a_part_costs_one_limit(source: Path, tmp_path: Path, workers: int) -> None:
     options = {"workers": workers, "capacity": "400MiB", "source__latency_ms": 5, "source__timeout_s": 1}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted
-from reading import error_of, error_within, read_through, readers, together, write_files
+from reading import error_of, error_within, read_through, write_files
 
 pytestmark = pytest.mark.opened_and_immutable
 
@@ -81,31 +81,6 @@ def _reads(path: Path) -> bytes | None:
         raise
 
 
-def test_readers_of_one_file_wait_no_longer_together_than_alone(mount: Mounted, source: Path) -> None:
-    write_files(source, SIZES)
-    assert len(list(os.scandir(mount.point / "other"))) == 10
-    mount.change("source.hang", "on")
-    answers: list[tuple[int, float]] = []
-
-    def read() -> None:
-        began = time.monotonic()
-        try:
-            (mount.point / "other/0").read_bytes()
-        except OSError as exc:
-            answers.append((exc.errno or 0, time.monotonic() - began))
-
-    threads = [threading.Thread(target=read) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    mount.change("source.hang", "off")
-    assert len(answers) == 12
-    assert {number for number, _ in answers} <= {errno.EIO, errno.ETIMEDOUT}
-    # A look-up and an open may each take the whole limit; no one waits twice for a file that another worker fetches.
-    assert max(seconds for _, seconds in answers) < 2 * TIMEOUT_S + SLACK_S
-
-
 def test_a_source_that_hangs_costs_readers_in_four_workers_one_limit(source: Path, tmp_path: Path) -> None:
     """All readers want the same file, any free worker answers a reader, and the kernel lets readers wait in line."""
     write_files(source, {"small": 5_000, "large": 3 << 20})
@@ -165,28 +140,3 @@ def test_passing_errors_are_retried_and_no_one_sees_them(source: Path, tmp_path:
         read_through(mount.point, wanted, 2, 1)
         assert mount.metric("source_retries") > 5
         assert mount.metric("source_errors") == 0
-
-
-def test_a_source_that_always_fails_gives_an_error_and_no_hang(source: Path, tmp_path: Path) -> None:
-    write_files(source, SIZES)
-    options = {"source.attempts": 2, "source.timeout_s": 20, "ttl": 60}
-    with mounted(source, tmp_path / "m", allowed=TROUBLES, **options) as mount:
-        assert len(list(os.scandir(mount.point / "cached"))) == 10
-        mount.change("source.error_rate", 1)
-        asked = mount.metric("source_requests")
-        # The error comes after two attempts and the pause between them, before the time limit.
-        assert error_within(SLACK_S, (mount.point / "cached/0").read_bytes) == errno.EIO
-        assert mount.metric("source_requests") == asked + 2
-        mount.change("source.error_rate", 0)
-        assert len((mount.point / "cached/0").read_bytes()) == 5_000
-
-
-def test_a_slow_source_is_only_slow(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, {"a": 50_000, "b": 100_000})
-    with mounted(source, tmp_path / "m", **{"source.latency_ms": 300, "source.bandwidth": "500kB"}) as mount:
-        seen = read_through(mount.point, wanted)
-        # 150 kB at 500 kB/s, and per file a look-up and a read of 0.3 s each; the second time there is nothing to wait.
-        assert mount.metric("stall_microseconds") > 2 * 300_000
-        assert seen.longest_s > 0.3
-        with readers(1, mount.point, wanted, rounds=1) as one:
-            assert together(one).longest_s < 0.3

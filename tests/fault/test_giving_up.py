@@ -46,22 +46,6 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
     eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
 
 
-def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(source: Path, tmp_path: Path) -> None:
-    allowed = (r".* ended \(signal 9\)", "giving up, the log .* says why")
-    with mounted(source, tmp_path / "m", allowed=allowed, first=SHORT_PAUSES) as mount:
-        for deaths in range(1, 21):
-            worker = mount.workers()[0]
-            os.kill(worker, signal.SIGKILL)
-            if deaths < 20:
-                eventually(lambda worker=worker: mount.workers() != [worker], what="another worker")
-        assert mount.supervisor.ended(PATIENCE_S)
-        assert mount.logged("giving up")
-        # A reader must not take the empty directory below the mount for an empty data set.
-        for look in (os.listdir, os.statvfs):
-            assert error_of(look, mount.point) == errno.ENOTCONN
-        detach(mount.point)
-
-
 def test_a_mount_whose_workers_die_at_once_ends_and_its_readers_get_an_error(tmp_path: Path) -> None:
     source, dying = tmp_path / "source", tmp_path / "dying"
     source.mkdir()
@@ -87,6 +71,9 @@ supervisor.work = dying
             seen = together(reader)
         assert [kind for _, kind, _ in seen.errors] in (["ENOTCONN"], ["ECONNABORTED"])
         assert mount.supervisor.ended(PATIENCE_S)
+        # A reader must not take the empty directory below the mount for an empty data set.
+        for look in (os.listdir, os.statvfs):
+            assert error_of(look, mount.point) == errno.ENOTCONN
         assert len(mount.logged("worker 0 ended")) == 20
         assert len(mount.logged("worker 0 starts again in .* s ")) == 19
         detach(mount.point)

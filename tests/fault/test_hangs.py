@@ -1,11 +1,9 @@
-"""A source that hangs holds up only the readers that wait for it, and no process of a mount outlives its supervisor."""
+"""A source that hangs holds up only the readers that wait for it, and trainers still get their substitutes."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,22 +17,15 @@ from mounting import (
     NO_MANAGER,
     PATIENCE_S,
     Mounted,
-    descendants,
     eventually,
     mounted,
-    mounts_at,
-    run_spiderfs,
-    threads_of,
 )
 from programs import program
-from reading import digest, error_of, read_through, source_with
+from reading import source_with
 
 CLASSES, EACH = 3, 40
-CLEANED = "removed a mount that a crash had left"
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
 QUICK_S = 5.0
-# After the unmount, workers serve open handles for so long: by default 5 s.
-DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
 
 # This program trains without reading: every batch has new random embeddings, which make new hubs and new redirects.
 _TRAINER = r"""
@@ -96,10 +87,6 @@ source = source_with(
 )
 
 
-def digests(source: Path, names: list[str]) -> dict[str, str]:
-    return {name: digest((source / name).read_bytes()) for name in names}
-
-
 def redirects(mount: Mounted) -> str:
     try:
         return mount.control("redirects").read_text()
@@ -159,35 +146,6 @@ def test_a_pending_look_up_holds_up_no_one_who_knows_the_names(source: Path, tmp
         assert seconds_of("cat", *(mount.point / line.split()[-1] for line in cached)) < QUICK_S
         trainer.send_signal(signal.SIGCONT)
         mount.change("source.hang", "off")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_path: Path, workers: int) -> None:
-    cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **OPTIONS) as mount:
-        pids = descendants(mount.supervisor.pid)
-        with training_over_a_hanging_source(mount), contextlib.ExitStack() as waiting:
-            listing = waiting.enter_context(program("ls", mount.point / "train" / "0"))
-            mount.supervisor.signal(signal.SIGKILL)
-            assert listing.wait(QUICK_S) is not None
-            eventually(lambda: not any(threads_of(pid) for pid in pids), QUICK_S, "the end of all threads")
-            assert error_of(os.statvfs, mount.point) == errno.ENOTCONN
-        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
-            assert mounts_at(again.point) == 1
-            names = [f"train/0/{number:03d}" for number in range(EACH)]
-            read_through(again.point, digests(source, names))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
-def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, number: signal.Signals) -> None:
-    allowed = ["is in use: it is detached"]
-    with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:
-        pids = descendants(mount.supervisor.pid)
-        with training_over_a_hanging_source(mount):
-            mount.stop(number)
-            # The kernel kills the reading processes when their parents have ended, so the last of them end after that.
-            eventually(lambda: not any(threads_of(pid) for pid in pids), QUICK_S, "the end of all threads")
-        assert run_spiderfs("status").returncode == 0
 
 
 @pytest.mark.parametrize("mode", [{"workers": 2}, {"immutable": "on"}])

@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
+from mounting import PATIENCE_S, Mounted, eventually, is_running, mounted, mounts_at, run_spiderfs
 from pauses import SHORT_PAUSES
 from reading import error_of, read_through, readers, together, write_files
 
@@ -59,44 +58,6 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
         assert seen.longest_s < LONGEST_READ_S
         assert mount.metric("worker_restarts") == kills
         assert mount.metric("resends") >= 1
-
-
-def test_a_worker_ends_with_its_reading_process(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, SIZES)
-    allowed = (r"worker 0 ended \(exit 1\)", "the process ends")
-    with mounted(source, tmp_path / "m", allowed=allowed, capacity="2MiB", source__latency_ms=10, **LIMIT) as mount:
-        with readers(4, mount.point, wanted) as all_readers:
-            for round_ in range(3):
-                (worker,) = mount.workers()
-                before = mount.metric("opens")
-                (reading,) = eventually(lambda worker=worker: children(worker), what="a process that reads")
-                os.kill(reading, signal.SIGKILL)
-                eventually(lambda worker=worker: not is_running(worker), what="the worker's end")
-                eventually(lambda before=before: mount.metric("opens") > before + 3, what="reads after the kill")
-                assert mount.metric("worker_restarts") == round_ + 1
-            seen = together(all_readers)
-        assert seen.wrong == []
-        assert seen.errors == []
-
-
-def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=2, allowed=RESTARTS, capacity="2MiB", policy="lru", **LIMIT) as mount:
-        with readers(4, mount.point, wanted) as all_readers:
-            for round_ in range(2):
-                eventually(lambda: mount.metric("admitted") > 0)
-                before, first = mount.metric("admitted"), mount.manager()
-                os.kill(first, signal.SIGKILL)
-                opened = (mount.point / "medium").read_bytes()
-                assert len(opened) == SIZES["medium"]
-                eventually(lambda first=first: mount.manager() != first)
-                eventually(lambda before=before: mount.metric("admitted") > before, what="admissions")
-                assert mount.metric("manager_restarts") == round_ + 1
-            seen = together(all_readers)
-        assert (seen.wrong, seen.errors) == ([], [])
-        assert seen.longest_s < LONGEST_READ_S
-        usage = mount.stats()
-        assert usage["used_bytes"] <= usage["capacity_bytes"]
 
 
 @pytest.mark.both_bindings
@@ -175,19 +136,3 @@ def _all_workers_idle(mount: Mounted) -> bool:
             what=f"worker {pid} in epoll",
         )
     return True
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Path, workers: int) -> None:
-    wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2, **LIMIT) as mount:
-        seen = read_through(mount.point, wanted, 1, 3)
-        assert seen.longest_s < LONGEST_QUIET_READ_S
-        # Requests come one at a time with pauses; a worker would freeze after another worker took the only request.
-        longest_s = 0.0
-        for name in wanted:
-            began = time.monotonic()
-            os.stat(mount.point / name)
-            longest_s = max(longest_s, time.monotonic() - began)
-        seen = read_through(mount.point, wanted, 12, 3)
-        assert max(longest_s, seen.longest_s) < LONGEST_QUIET_READ_S

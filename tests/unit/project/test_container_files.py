@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 import yaml
 
 from spiderfs.cli.main import main
@@ -36,23 +35,23 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "count"), [("compose.yaml", 2), ("daemonset.yaml", 5)])
-def test_every_command_is_one_of_spiderfs(name: str, count: int, tmp_path: Path) -> None:
-    found = commands((FILES / name).read_text())
-    assert len(found) == count
-    for _, subcommand, *arguments in found:
-        command = main.get_command(click.Context(main), subcommand)
-        assert command is not None
-        context = command.make_context(subcommand, arguments)  # raises UsageError
-        if subcommand == "mount":
-            given = ",".join(context.params["options"])
-            assert context.params["foreground"]
-            source, point = tmp_path / "source", tmp_path / "mnt"
-            source.mkdir()
-            point.mkdir()
-            options = Options.load([given.replace("/var/cache", str(tmp_path / "cache"))], None, source, point)
-            assert options.allow_other
-            assert options.immutable
+def test_every_command_is_one_of_spiderfs(tmp_path: Path) -> None:
+    source, point = tmp_path / "source", tmp_path / "mnt"
+    source.mkdir()
+    point.mkdir()
+    for name, count in (("compose.yaml", 2), ("daemonset.yaml", 5)):
+        found = commands((FILES / name).read_text())
+        assert len(found) == count
+        for _, subcommand, *arguments in found:
+            command = main.get_command(click.Context(main), subcommand)
+            assert command is not None
+            context = command.make_context(subcommand, arguments)  # raises UsageError
+            if subcommand == "mount":
+                given = ",".join(context.params["options"])
+                assert context.params["foreground"]
+                options = Options.load([given.replace("/var/cache", str(tmp_path / "cache"))], None, source, point)
+                assert options.allow_other
+                assert options.immutable
 
 
 def test_a_mount_made_in_a_container_is_seen_outside() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from spiderfs import __version__
@@ -100,12 +99,14 @@ def manifest(name: str) -> list[Any]:
     return parsed((ROOT / "docs/examples/containers" / name).read_text())
 
 
-def test_it_is_the_manifests() -> None:
+def test_it_is_the_manifests_of_this_version() -> None:
     assert objects() == manifest("daemonset.yaml")
     assert objects("training", sidecar={"enabled": True}) == manifest("sidecar.yaml")
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
-def test_a_sidecar_needs_no_privileges() -> None:
+def test_a_sidecar_needs_no_privileges_and_metrics_have_a_port() -> None:
     (pod,) = objects(sidecar={"enabled": True})
     containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
     for context in (container["securityContext"] for container in containers):
@@ -115,26 +116,20 @@ def test_a_sidecar_needs_no_privileges() -> None:
     assert {next(iter(volume.keys() - {"name"})) for volume in pod["spec"]["volumes"]} == {"nfs", "emptyDir"}
 
 
-@pytest.mark.parametrize("sidecar", [False, True])
-def test_a_bucket_needs_no_volume_but_credentials(sidecar: bool) -> None:
+def test_a_bucket_needs_no_volume_but_credentials() -> None:
     source = {"url": "s3://bucket/imagenet", "secret": "credentials"}
-    found = objects(source=source, sidecar={"enabled": sidecar})[-1]["spec"]
-    pod = found if sidecar else found["template"]["spec"]
-    (spiderfs,) = (each for each in [*pod.get("initContainers", []), *pod["containers"]] if each["name"] == "spiderfs")
-    assert spiderfs["envFrom"] == [{"secretRef": {"name": "credentials"}}]
-    assert source["url"] in " ".join(spiderfs["args"])
-    assert "source" not in [volume["name"] for volume in (*pod["volumes"], *spiderfs["volumeMounts"])]
-
-
-def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:
+    for sidecar in (False, True):
+        found = objects(source=source, sidecar={"enabled": sidecar})[-1]["spec"]
+        pod = found if sidecar else found["template"]["spec"]
+        containers = [*pod.get("initContainers", []), *pod["containers"]]
+        (spiderfs,) = (each for each in containers if each["name"] == "spiderfs")
+        assert spiderfs["envFrom"] == [{"secretRef": {"name": "credentials"}}]
+        assert source["url"] in " ".join(spiderfs["args"])
+        assert "source" not in [volume["name"] for volume in (*pod["volumes"], *spiderfs["volumeMounts"])]
+    # Prometheus finds the port that metrics are served on.
     _, daemons = objects()
     template = daemons["spec"]["template"]
     *_, metrics = template["spec"]["containers"]
     (port,) = (port["containerPort"] for port in metrics["ports"])
     assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
     assert metrics["args"][2].endswith(f":{port}")
-
-
-def test_the_chart_has_the_version_of_spiderfs() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

@@ -6,7 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,36 +31,34 @@ def locked(name: str, python: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_it_has_one_version_that_suits_of_all_that_is_asked_for(python: str) -> None:
-    for requirement in REQUIREMENTS:
-        if requirement.name != "torch":
-            versions = locked(requirement.name, python)
-            assert len(versions) == 1, requirement
-            assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
+def test_it_has_one_version_that_suits_of_all_that_is_asked_for() -> None:
+    for python in PYTHONS:
+        for requirement in REQUIREMENTS:
+            if requirement.name != "torch":
+                versions = locked(requirement.name, python)
+                assert len(versions) == 1, requirement
+                assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
 
 
-def test_torch_is_pinned_in_another_file() -> None:
+def test_lines_are_packages_and_hashes_and_torch_is_pinned_in_another_file() -> None:
     pin = Requirement(PROJECT["tool"]["uv"]["constraint-dependencies"][0])
     version = str(pin.specifier).removeprefix("==")
     assert not re.search(r"^(torch|triton|nvidia-.*|cuda-.*)==", TEXT, re.MULTILINE)
     assert all(asked.specifier.contains(version) for asked in REQUIREMENTS if asked.name == "torch")
     assert [known["version"] for known in PROJECT["tool"]["uv"]["dependency-metadata"]] == [version]
-
-
-def test_each_line_is_a_package_a_hash_or_a_comment() -> None:
-    """So none can name where packages come from."""
+    # Each line is a package, a hash or a comment, so none can name where packages come from.
     allowed = re.compile(r"#.*|[a-z0-9-]+==[\w.]+( ; [\w .'<>=!()]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
     assert [line for line in TEXT.splitlines() if not allowed.fullmatch(line)] == []
     assert "//" not in TEXT
 
 
-def test_every_requirement_is_bounded_on_both_sides() -> None:
+def test_requirements_are_bounded_and_the_lock_is_for_every_python() -> None:
     for requirement in REQUIREMENTS:
         operators = {specifier.operator for specifier in requirement.specifier}
         assert operators == {">=", "<"}, requirement
-
-
-def test_the_versions_of_python_are_those_that_the_lock_is_for() -> None:
     supported = Requirement(f"python{PROJECT['project']['requires-python']}").specifier
     assert [f"3.{minor}.0" for minor in range(8, 20) if supported.contains(f"3.{minor}.0")] == list(PYTHONS)
+    extras = PROJECT["project"]["optional-dependencies"]
+    (whole,) = map(Requirement, extras["all"])
+    assert whole.name == PROJECT["project"]["name"]
+    assert whole.extras == extras.keys() - {"all", "demo", "dev", "hnsw", "mount", "pyfuse3"}, "those that have wheels"

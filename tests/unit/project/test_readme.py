@@ -7,8 +7,6 @@ import re
 import statistics
 from pathlib import Path
 
-from for_all import for_all
-
 from benchmarks import tables
 from benchmarks.training.train_report import against_baseline
 
@@ -18,11 +16,8 @@ TEXT = (ROOT / "README.md").read_text()
 MOST_WORDS = 640
 
 
-def test_it_is_short() -> None:
+def test_it_is_short_and_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     assert len(re.sub(r"<!-- table.*?<!-- end -->", "", TEXT, flags=re.DOTALL).split()) <= MOST_WORDS
-
-
-def test_it_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     first = blocks[0].splitlines()
     assert first[-4:] == [
@@ -33,26 +28,16 @@ def test_it_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     ]
 
 
-def test_its_table_is_measured_as_it_says() -> None:
-    result = json.loads((ROOT / "docs/results/streaming_formats.json").read_text())
-    case = result["cases"]["fifth"]
-    assert (case["latency_ms"], case["cached_share"], result["machine"]["cores"]) == (20, 0.2, 2)
-    assert f"{result['images']:,} photos of {result['bytes'] / result['images'] / 1000:.0f} kB" in TEXT
-
-
-@for_all([path for path in tables.documents() if tables.names_in(path.read_text())], lambda path: path.parent.name)
-def test_tables_are_the_kept_results(path: Path) -> None:
+def test_tables_are_the_kept_results_and_stand_in_one_document_each() -> None:
     """`python -m benchmarks.all --tables` writes them."""
-    text = path.read_text()
-    assert tables.renewed(text) == text
-
-
-def test_every_table_stands_in_one_document() -> None:
+    for path in tables.documents():
+        text = path.read_text()
+        assert tables.renewed(text) == text, path
     found = [name for path in tables.documents() for name in tables.names_in(path.read_text())]
     assert sorted(found) == sorted(tables.TABLES)
 
 
-def test_what_a_training_gains_is_the_kept_result() -> None:
+def test_its_figures_are_kept_results() -> None:
     result = tables.kept("train")
     runs = tables.runs_of(result)
     times = [lru / planned for planned, lru in against_baseline(runs, "uniform+plan", "seconds")]
@@ -65,10 +50,11 @@ def test_what_a_training_gains_is_the_kept_result() -> None:
     )
     assert f"({hits:.0%} hits)" in TEXT
     assert (result["loader_workers"], result["cached_share"]) == (2, 0.2)
-
-
-def test_its_figures_of_serving_are_kept_results() -> None:
-    """The shares of native speed under "When not to use it"."""
+    formats = json.loads((ROOT / "docs/results/streaming_formats.json").read_text())
+    case = formats["cases"]["fifth"]
+    assert (case["latency_ms"], case["cached_share"], formats["machine"]["cores"]) == (20, 0.2, 2)
+    assert f"{formats['images']:,} photos of {formats['bytes'] / formats['images'] / 1000:.0f} kB" in TEXT
+    # The shares of native speed under "When not to use it".
     performance = (ROOT / "docs/results/README.md").read_text()
     one, four = (
         re.search(rf"^\| 2,000 x 112 kB, {readers} \| [\d.]+ \(.*\| ([\d.]+)[^|]*\|$", performance, re.MULTILINE)
@@ -79,10 +65,10 @@ def test_its_figures_of_serving_are_kept_results() -> None:
     immutable = re.findall(r"^\| 2,000 x 112 kB, \d \| ([\d.]+) \(at least 0\.6", performance, re.MULTILINE)
     cases = tables.kept("client")["cases"]
     around = [f"{tables.files_ratio(case, 'client.read_bytes', 'native'):.2f}" for case in cases]
-    text = " ".join(TEXT.split())
-    assert f"runs at {percent(one[1])} (one reader) to {percent(four[1])} (four readers) of native speed" in text
-    assert f"at {percent(min(immutable))} to {percent(max(immutable))} with `immutable`" in text
-    assert f"at {percent(min(around))} to {percent(max(around))} with [`spiderfs.client`]" in text
+    readme = " ".join(TEXT.split())
+    assert f"runs at {percent(one[1])} (one reader) to {percent(four[1])} (four readers) of native speed" in readme
+    assert f"at {percent(min(immutable))} to {percent(max(immutable))} with `immutable`" in readme
+    assert f"at {percent(min(around))} to {percent(max(around))} with [`spiderfs.client`]" in readme
 
 
 def percent(share: str) -> str:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from for_all import for_all
 from packaging.requirements import Requirement
 
 from spiderfs import __version__
@@ -141,45 +143,41 @@ def check_materials(found: dict[str, Any], wheel: Path) -> None:
     assert {needed for needs in edges.values() for needed in needs} <= set(references)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "why"),
-    [
-        ("spiderfs/errors.py", b"changed", "spiderfs/errors.py is not what RECORD says"),
-        ("tests/test_cli.py", b"", "only spiderfs, trainer_hook belong there"),
-        (
-            "spiderfs-7.1.0.dist-info/METADATA",
-            b"Metadata-Version: 2.4\nName: spiderfs\nVersion: 7.0.0\n",
-            "the version 7.0.0",
-        ),
-        (
-            "spiderfs-7.1.0.dist-info/METADATA",
-            b"Metadata-Version: 2.4\nName: spiderfs\nVersion: 7.1.0\n",
-            "no description",
-        ),
-        ("spiderfs-7.1.0.dist-info/METADATA", b"Metadata-Version: 2.4\nName: ?\nVersion: 7.1.0\n", "'?' is invalid"),
-    ],
-    ids=["changed", "foreign", "version", "description", "name"],
-)
-def test_a_wheel_that_an_index_or_a_user_would_refuse_is_not_released(
-    tmp_path: Path, name: str, text: bytes, why: str
-) -> None:
-    files = {"spiderfs/errors.py": b"", "spiderfs-7.1.0.dist-info/METADATA": b"", name: text}
+METADATA = "spiderfs-7.1.0.dist-info/METADATA"
+# What a wheel has instead of what it should have, and what is said of it.
+REFUSED = [
+    ("spiderfs/errors.py", b"changed", "spiderfs/errors.py is not what RECORD says"),
+    ("tests/test_cli.py", b"", "only spiderfs, trainer_hook belong there"),
+    (METADATA, b"Metadata-Version: 2.4\nName: spiderfs\nVersion: 7.0.0\n", "the version 7.0.0"),
+    (METADATA, b"Metadata-Version: 2.4\nName: spiderfs\nVersion: 7.1.0\n", "no description"),
+    (METADATA, b"Metadata-Version: 2.4\nName: ?\nVersion: 7.1.0\n", "'?' is invalid"),
+]
+
+
+@for_all(REFUSED, lambda name, text, why: why)
+def test_a_wheel_that_an_index_or_a_user_would_refuse_is_not_released(name: str, text: bytes, why: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        check_refused(Path(place), name, text, why)
+
+
+def check_refused(place: Path, name: str, text: bytes, why: str) -> None:
+    files = {"spiderfs/errors.py": b"", METADATA: b"", name: text}
     empty = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
     files["spiderfs-7.1.0.dist-info/RECORD"] = f"spiderfs/errors.py,sha256={empty},0\n".encode()
     files["spiderfs-7.1.0.dist-info/entry_points.txt"] = b""
     described = b"Metadata-Version: 2.4\nName: spiderfs\nVersion: 7.1.0\nSummary: a\nLicense-Expression: MIT\n"
     described += b"Description-Content-Type: text/markdown\n\nA description.\n"
-    files["spiderfs-7.1.0.dist-info/METADATA"] = files["spiderfs-7.1.0.dist-info/METADATA"] or described
-    with zipfile.ZipFile(tmp_path / FILES[0], "w") as wheel:
+    files[METADATA] = files[METADATA] or described
+    with zipfile.ZipFile(place / FILES[0], "w") as wheel:
         for path, content in files.items():
             wheel.writestr(path, content)
-    (tmp_path / FILES[-1]).touch()
-    command = [sys.executable, ROOT / "scripts/distribution.py", tmp_path, "7.1.0", "0" * 40]
+    (place / FILES[-1]).touch()
+    command = [sys.executable, ROOT / "scripts/distribution.py", place, "7.1.0", "0" * 40]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith("distribution: ")
     assert why in done.stderr
-    assert len(list(tmp_path.iterdir())) == 2, "it writes nothing"
+    assert len(list(place.iterdir())) == 2, "it writes nothing"
 
 
 # The names of packages in conda-forge that differ.
@@ -202,10 +200,3 @@ def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     assert {"pip", "setuptools >=77"} <= set(recipe["requirements"]["host"])
     # Whoever changes the form should validate it: https://github.com/prefix-dev/recipe-format has the schema.
     assert set(recipe) == {"context", "package", "source", "build", "requirements", "tests", "about"}
-
-
-def test_all_extras_that_have_wheels_are_in_one() -> None:
-    extras = PROJECT["optional-dependencies"]
-    (whole,) = map(Requirement, extras["all"])
-    assert whole.name == PROJECT["name"]
-    assert whole.extras == extras.keys() - {"all", "demo", "dev", "hnsw", "mount", "pyfuse3"}

@@ -191,15 +191,6 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SPIDERFS_MODULES = [path for path in modules() if path.is_relative_to(PACKAGE)]
-
-
-def test_every_module_has_a_layer() -> None:
-    # The daemon as a whole is no room that someone could import.
-    units = {unit_of(module_of(path)) for path in modules()} - {("spiderfs", "daemon")}
-    assert units == set(LAYER_OF)
-
-
 @for_all(modules(), short)
 def test_imports_point_down(path: Path) -> None:
     own = unit_of(module_of(path))
@@ -213,7 +204,7 @@ def test_imports_point_down(path: Path) -> None:
     assert wrong == []
 
 
-def test_no_two_modules_need_each_other() -> None:
+def test_every_module_has_a_layer_and_no_two_need_each_other() -> None:
     # The hook's own names are imported from it when they are first used.
     own = {
         module_of(path): {
@@ -222,34 +213,25 @@ def test_no_two_modules_need_each_other() -> None:
         for path in modules()
         if short(path) != "trainer_hook/__init__.py"
     }
+    # The daemon as a whole is no room that someone could import.
+    assert {unit_of(module) for module in own} - {("spiderfs", "daemon")} == set(LAYER_OF) - {("trainer_hook",) * 2}
     # Raises CycleError, which names them.
     assert len(list(graphlib.TopologicalSorter(own).static_order())) >= len(own)
-
-
-@for_all(modules(), short)
-def test_each_heavy_library_has_one_importer(path: Path) -> None:
-    wrong = [
-        f"line {found.line}: {found.name}"
-        for found in imports(path)
-        if not short(path).startswith(ONLY_IMPORTERS.get(found.name.split(".")[0], ("",)))
-    ]
-    assert wrong == []
 
 
 # The one module of the hook that reads what it has put into a mount's cache, as every reader may.
 READS_BY_THE_CLIENT = ("trainer_hook/refurbishing/stores.py", "spiderfs.client")
 
 
-def test_the_hook_needs_the_protocol_alone_of_the_mount() -> None:
-    wrong = [
-        f"{short(path)}:{found.line}: {found.name}"
-        for path in modules()
-        if not path.is_relative_to(PACKAGE)
-        for found in imports(path)
-        if found.name.split(".")[0] == "spiderfs" and not found.name.startswith("spiderfs.protocol")
-        if (short(path), found.name) != READS_BY_THE_CLIENT
-    ]
-    assert wrong == []
+@for_all(modules(), short)
+def test_imports_are_those_that_a_module_may_have(path: Path) -> None:
+    """Each heavy library has one importer, and the hook needs the protocol alone of the mount."""
+    for found in imports(path):
+        where, top = f"line {found.line}: {found.name}", found.name.split(".")[0]
+        assert short(path).startswith(ONLY_IMPORTERS.get(top, ("",))), where
+        if top == "spiderfs" and not path.is_relative_to(PACKAGE):
+            of_protocol = found.name.startswith("spiderfs.protocol")
+            assert of_protocol or (short(path), found.name) == READS_BY_THE_CLIENT, where
 
 
 @for_all([path for path in modules() if short(path).startswith(PURE)], short)
@@ -265,11 +247,6 @@ def test_what_decides_is_pure(path: Path) -> None:
         assert not isinstance(node, ast.AsyncFunctionDef | ast.Await), f"line {node.lineno}: a decision does not await"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("open", "print", "input"), f"line {node.lineno}: {node.func.id}()"
-
-
-@for_all(modules(), short)
-def test_modules_say_what_they_are(path: Path) -> None:
-    assert ast.get_docstring(tree_of(path)) or path.name == "__init__.py"
 
 
 def room_of(path: Path) -> str:
@@ -288,31 +265,18 @@ def test_rooms_keep_to_their_budgets() -> None:
     assert {room: (count, BUDGETS[room]) for room, count in lines.items() if count < 0.9 * BUDGETS[room] - 50} == {}
 
 
-def test_no_two_files_of_tests_have_one_name() -> None:
-    # pytest imports each by its bare name, and refuses the second one as soon as both are in one run.
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_no_module_is_named_for_nothing() -> None:
-    names = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
-    assert [short(path) for path in modules() if path.stem in names or path.parent.name in names] == []
-
-
 @for_all(modules(), short)
-def test_no_error_is_swallowed_unnamed(path: Path) -> None:
+def test_modules_keep_to_the_rules(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path)) or path.name == "__init__.py", "it says what it is"
+    nothing = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
+    assert not {path.stem, path.parent.name} & nothing, "it is named for something"
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or (
                 isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
             )
             silent = all(isinstance(statement, ast.Pass) for statement in node.body)
-            assert not (broad and silent), f"line {node.lineno}"
-
-
-@for_all(modules(), short)
-def test_no_directory_is_left_out_of_a_walk_in_silence(path: Path) -> None:
-    """os.walk passes over a directory that it cannot list, unless it is told otherwise."""
-    for node in ast.walk(tree_of(path)):
+            assert not (broad and silent), f"line {node.lineno}: an error is swallowed"
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.walk":
-            assert any(keyword.arg == "onerror" for keyword in node.keywords), f"line {node.lineno}"
+            # Otherwise it passes over a directory that it cannot list.
+            assert any(keyword.arg == "onerror" for keyword in node.keywords), f"line {node.lineno}: a walk in silence"

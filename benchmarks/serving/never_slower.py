@@ -231,7 +231,7 @@ def chosen(arguments: argparse.Namespace) -> list[Setting]:
         return QUICK_SETTINGS
     along = [
         (*CENTRE[:axis], name, *CENTRE[axis + 1 :])
-        for axis, names in enumerate((SOURCES, SIZES, WORKERS))
+        for axis, names in enumerate((list(SOURCES), list(SIZES), WORKERS))
         for name in names
     ]
     return list(dict.fromkeys([*along, *CORNERS]))

@@ -115,7 +115,7 @@ class Soak:
 
     def _make_photos(self) -> dict[str, str]:
         """Make the photos at the source; returns the digests of what the mount is to show of them."""
-        digests = {}
+        digests: dict[str, str] = {}
         for name in make_images(self.source.root / "photos", None, len(PHOTOS), in_a_directory=len(PHOTOS)):
             path = self.source.root / PHOTOS[len(digests)]
             (self.source.root / "photos" / name).rename(path)

@@ -127,7 +127,8 @@ def timed(device: str, took: list[Callable[[], float]]) -> Iterator[None]:
         seconds = time.perf_counter() - began_s
         took.append(lambda: seconds)
         return
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event: Any = torch.cuda.Event
+    first, last = (event(enable_timing=True) for _ in range(2))
     first.record()
     yield
     last.record()

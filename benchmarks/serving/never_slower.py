@@ -229,11 +229,10 @@ def chosen(arguments: argparse.Namespace) -> list[Setting]:
         return list(itertools.product(*(names or [own] for names, own in zip(given, CENTRE, strict=True))))
     if arguments.quick:
         return QUICK_SETTINGS
-    along = [
-        (*CENTRE[:axis], name, *CENTRE[axis + 1 :])
-        for axis, names in enumerate((list(SOURCES), list(SIZES), WORKERS))
-        for name in names
-    ]
+    source, size, workers = CENTRE
+    along: list[Setting] = [(name, size, workers) for name in SOURCES]
+    along += [(source, name, workers) for name in SIZES]
+    along += [(source, size, name) for name in WORKERS]
     return list(dict.fromkeys([*along, *CORNERS]))
 
 

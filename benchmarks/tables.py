@@ -728,8 +728,24 @@ def never_slower(result: Result) -> str:
     return markdown(["", "direct, files/s", *ways], rows)
 
 
+def soak(result: Result) -> str:
+    events, usages = result["events"], [usage["megabytes"] for usage in result["usages"]]
+    kills = sum(number for name, number in events.items() if name.startswith("kill"))
+    rows = [
+        ["minutes", f"{result['seconds'] / 60:.0f}"],
+        ["reads, each compared", f"{sum(result['reads'].values()):,} ({result['read_bytes'] / 1e9:.0f} GB)"],
+        ["changes at the source, faults and others", f"{sum(events.values()):,}, of these {kills} kills of a process"],
+        ["wrong bytes, forbidden errors, leaks", f"{len(result['findings'])}"],
+        ["longest wait of a call, s", aimed(result["longest_wait_s"], result["limit_s"], ".1f", "at most ", most=True)],
+        ["memory of all processes in calms, MB", f"{usages[0]:.0f} first, {max(usages):.0f} most, {usages[-1]:.0f} last"],
+    ]
+    return markdown(["", f"seed {result['seed']}"], rows)
+
+
+
 TABLES = {
     "never-slower": Rendered(never_slower, ("never_slower",)),
+    "soak": Rendered(soak, ("soak",)),
     "object-store": Rendered(object_store, ("object_store",)),
     "decoding": Rendered(decoding, ("decoding",)),
     "archives": Rendered(archives, ("archives",)),

@@ -737,10 +737,12 @@ def soak(result: Result) -> str:
         ["changes at the source, faults and others", f"{sum(events.values()):,}, of these {kills} kills of a process"],
         ["wrong bytes, forbidden errors, leaks", f"{len(result['findings'])}"],
         ["longest wait of a call, s", aimed(result["longest_wait_s"], result["limit_s"], ".1f", "at most ", most=True)],
-        ["memory of all processes in calms, MB", f"{usages[0]:.0f} first, {max(usages):.0f} most, {usages[-1]:.0f} last"],
+        [
+            "memory of all processes in calms, MB",
+            f"{usages[0]:.0f} first, {max(usages):.0f} most, {usages[-1]:.0f} last",
+        ],
     ]
     return markdown(["", f"seed {result['seed']}"], rows)
-
 
 
 TABLES = {

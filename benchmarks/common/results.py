@@ -71,13 +71,13 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this checkout, with "-dirty" if other files than kept results have changed since."""
+    """The commit of this checkout, with "-dirty" if other files than documents have changed since."""
 
     def git(*words: str) -> str:
         run = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
         return run.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs", ":!*.md")
     return git("describe", "--always", "--abbrev=10") + ("-dirty" if changed else "")
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from benchmarks.common.mounts import counts, is_mounted, spiderfs
 from benchmarks.fakes.faulty_source import FAULTS, Faults
 from benchmarks.serving.process_cost import children, process_tree, pss_bytes
@@ -253,6 +255,14 @@ class Daemon:
         }
         if left := known - named - kept - leaving:
             yield f"{len(left)} of {len(known)} inodes are known that no name means, and nothing is cached of"
+        belong = {
+            extent
+            for key, row in _all_rows(records, "extents")
+            if _KEY.unpack(key)[0] in known
+            for extent in np.frombuffer(row, "<u8").tolist()
+        }
+        if left := extents - belong - leaving:
+            yield f"{len(left)} of {len(extents)} extents are known of files that are not"
         content.close()
         records.close()
 

@@ -11,6 +11,7 @@ found there, and for each version the time at which it settles (`rules.py`). Tab
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
     form    inode                      -> size                      how long the view is that is shown of a file
     link    inode                      -> text                      what a symbolic link says that a list has led to
+    extents inode                      -> inodes                    the extents of a large file that lists have named
     facts   name                       -> value                     what is known of the source, the policy's state
 
 Where a view is shown (`views/tree.py`), an inode stands for one view of one version: the hash is of the path at the
@@ -29,11 +30,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from spiderfs.errors import Stale
 from spiderfs.linux import steady_clock
-from spiderfs.protocol.extents import Extent
+from spiderfs.protocol.extents import Extent, extent_of
 from spiderfs.sources.ranges import stat_of
 from spiderfs.sources.source import FIRST_INODE, HASH_MASK, UNKNOWN, SourceStat, Version, joined_time, split_time
 from spiderfs.sources.source import version_hash as _version_hash
@@ -42,7 +45,7 @@ from spiderfs.vfs.rules import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
-TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form", "link")
+TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form", "link", "extents")
 ROOT_INODE = 1
 # Set in the number by which the kernel knows a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
@@ -50,6 +53,7 @@ PROVISIONAL = 1 << 63
 NEVER = -math.inf
 
 _INODE_KEY = struct.Struct(">Q")
+_INODES = np.dtype("<u8")
 _DENTRY_KEY = struct.Struct(">QQ")
 # Mode, uid, gid, size; mtime in seconds and nanoseconds, because 64 bits of nanoseconds end in 2262; the time of
 # settling; the tag.
@@ -511,8 +515,13 @@ class Catalogue:
             if len(rows) >= _BATCH_NAMES:
                 self._records.put(rows)
                 rows = []
+        all_inodes = np.union1d(self._extents_of(file.inode), np.array(inodes, _INODES))
+        rows.append(("extents", _INODE_KEY.pack(file.inode), all_inodes[all_inodes > 0].tobytes()))
         self._records.put(rows)
         return inodes
+
+    def _extents_of(self, inode: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._records.get("extents", _INODE_KEY.pack(inode)) or b"", _INODES)
 
     def extent(self, extent: Extent, of: SourceStat) -> Node | None:
         """An extent of a file, if it was recorded; `of` are the attributes of the file or of another extent of it."""
@@ -526,9 +535,14 @@ class Catalogue:
         return [_INODE_KEY.unpack(key)[0] for key, _ in self._records.scan("gone", _INODE_KEY.pack(after + 1), limit)]
 
     def is_current(self, inode: int) -> bool:
-        """Whether the path of an inode still leads to that inode, from the root on."""
-        node = self.known(inode)
-        return node is not None and self._followed(node.path) == inode
+        """Whether the path of an inode still leads to that inode, from the root on; or an extent is of such a file."""
+        if (node := self.known(inode)) is None:
+            return False
+        if (extent := extent_of(node.path)) is None:
+            return self._followed(node.path) == inode
+        file = self.known(self._followed(extent.file) or 0)
+        found = None if file is None else stat_of(extent, file.stat)
+        return found is not None and found.version == node.version
 
     def forget(self, inodes: Iterable[int]) -> None:
         """Delete the records of inodes that are gone. The names of a directory go first, some at each call."""
@@ -544,7 +558,10 @@ class Catalogue:
         for entry in self.entries(inode, 0, _BATCH_NAMES // 2):
             rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
             rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
-        rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
+        extents = self._extents_of(inode).tolist()
+        for at in range(0, len(extents), _BATCH_NAMES):
+            self._records.put([("gone", _INODE_KEY.pack(extent), b"") for extent in extents[at : at + _BATCH_NAMES]])
+        rows = rows or [(table, key, None) for table in ("listing", "inode", "gone", "form", "link", "extents")]
         # A look-up may have found the name again since.
         self._records.put(rows, unless=lambda: self.is_current(inode))
 

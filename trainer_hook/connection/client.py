@@ -304,7 +304,7 @@ _RECEIVE_BYTES = 1 << 18
 COLLECT_MS = 50
 
 
-class _Bell:
+class _WakeUp:
     """An eventfd(2) by which other threads wake the sending thread; it is closed when no one has it any more."""
 
     def __init__(self) -> None:
@@ -316,10 +316,10 @@ class _Bell:
     def fileno(self) -> int:
         return self._fd
 
-    def ring(self) -> None:
+    def set(self) -> None:
         os.eventfd_write(self._fd, 1)
 
-    def heard(self) -> None:
+    def clear(self) -> None:
         os.eventfd_read(self._fd)
 
 
@@ -353,9 +353,9 @@ class HookClient:
         self._requests = itertools.count(1)
         # What finalizers have left to the sending thread: it calls each until that returns True.
         self._left: deque[Callable[[], bool]] = deque()
-        # The sending thread lets go of it at its end. Who rings it just then has it still, so its number means no other
+        # The sending thread lets go of it at its end. Who sets it just then has it still, so its number means no other
         # file.
-        self._bell: _Bell | None = _Bell()
+        self._wake: _WakeUp | None = _WakeUp()
         # A forked child has no sending thread.
         self._pid = os.getpid()
         self._closing = False
@@ -505,7 +505,7 @@ class HookClient:
         """
         if not self._closing and self._is_here():
             self._closing = True
-            self._ring()
+            self._set_wake_up()
             if threading.get_ident() != self._thread.ident:
                 self._thread.join(timeout_s)
 
@@ -516,7 +516,7 @@ class HookClient:
         """
         if os.getpid() == self._pid:
             self._left.append(task)
-            self._ring()
+            self._set_wake_up()
 
     # -- the queue
 
@@ -559,27 +559,27 @@ class HookClient:
 
     def _wake_up(self) -> None:
         if self._is_here():
-            self._ring()
+            self._set_wake_up()
 
-    def _ring(self) -> None:
-        if (bell := self._bell) is not None:
-            bell.ring()
+    def _set_wake_up(self) -> None:
+        if (wake := self._wake) is not None:
+            wake.set()
 
     # -- the sending thread
 
     def _run(self) -> None:
-        assert self._bell is not None
+        assert self._wake is not None
         try:
-            self._keep_talking(self._bell)
+            self._keep_talking(self._wake)
         finally:
-            self._bell = None
+            self._wake = None
 
-    def _keep_talking(self, bell: _Bell) -> None:
+    def _keep_talking(self, wake: _WakeUp) -> None:
         pause_s = self._patience.first_pause_s
         while True:
             try:
                 with connected(self._find_socket(), self._patience.connect_s) as stream:
-                    self._talk(stream, bell)
+                    self._talk(stream, wake)
                 if self._closing and not self._queue:
                     return
                 # The goodbye was the former job's.
@@ -592,18 +592,18 @@ class HookClient:
                 # An error of ours must not stop the training; a message that cannot be built is not tried again.
                 log.exception("the hook had to connect again")
                 self.connected.clear()
-            if self._closes_within(pause_s, bell):
+            if self._closes_within(pause_s, wake):
                 return
             pause_s = min(2 * pause_s, self._patience.longest_pause_s)
 
-    def _closes_within(self, pause_s: float, bell: _Bell) -> bool:
+    def _closes_within(self, pause_s: float, wake: _WakeUp) -> bool:
         """Wait so long, or until the client closes; whether it does."""
         until_s = time.monotonic() + pause_s
         poll = select.poll()
-        poll.register(bell, select.POLLIN)
+        poll.register(wake, select.POLLIN)
         while not self._closing and (left_s := until_s - time.monotonic()) > 0:
             if poll.poll(COLLECT_MS if self._left else 1000 * left_s):
-                bell.heard()
+                wake.clear()
             self._do_left()
         return self._closing
 
@@ -622,14 +622,14 @@ class HookClient:
         for answer in list(self._answers.values()):
             answer.put(None)
 
-    def _talk(self, stream: socket.socket, bell: _Bell) -> None:
+    def _talk(self, stream: socket.socket, wake: _WakeUp) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
         self._published.begin()
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
-        poll.register(bell, select.POLLIN)
+        poll.register(wake, select.POLLIN)
         self._leaving = False
         while True:
             self._do_left()
@@ -637,8 +637,8 @@ class HookClient:
                 unsent = memoryview(self._next_frame())
             poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, event in poll.poll(COLLECT_MS):
-                if fd == bell.fileno():
-                    bell.heard()
+                if fd == wake.fileno():
+                    wake.clear()
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     data = stream.recv(_RECEIVE_BYTES)
                     if not data:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from spiderfs.errors import Stale
+from spiderfs.protocol.extents import Extent
 from spiderfs.sources.source import FIRST_INODE, SourceStat, Version
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs import catalogue as module
@@ -154,6 +155,41 @@ def test_an_expired_name_is_to_be_asked_for_again(catalogue: Catalogue) -> None:
     # The clock of a machine without a battery begins in 1970.
     assert left_s(NEVER, 1.0, ttl_s=3600.0) <= 0
     assert not trusted(NEVER, ttl_s=3600.0).at(1.0)
+
+
+def forget_what_is_gone(catalogue: Catalogue) -> None:
+    while gone := catalogue.gone(0, 100):
+        catalogue.forget(gone)
+
+
+def test_extents_are_forgotten_with_the_version_of_their_file(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BATCH_NAMES", 4)
+    root, large = catalogue.node(ROOT_INODE), FILE._replace(size=100_000)
+    extents = [Extent(b"a", at, at + 4096) for at in range(0, 40_960, 4096)]
+
+    def recorded(found: SourceStat, *parts: list[Extent]) -> set[int]:
+        file = catalogue.record(ROOT_INODE, b"a", found, 1.0).below(root)
+        return {inode for some in parts for inode in catalogue.record_extents(file, some)}
+
+    first = recorded(large, extents[:5], extents[3:])
+    forget_what_is_gone(catalogue)
+    assert len(first) == 10
+    assert all(map(catalogue.known, first))
+    second = recorded(large._replace(mtime_ns=8), extents[:5])
+    forget_what_is_gone(catalogue)
+    assert not any(map(catalogue.known, first))
+    assert all(map(catalogue.known, second))
+    # The first version comes back before the second one's extents are looked at.
+    recorded(large, extents)
+    catalogue.forget(catalogue.gone(0, 100))
+    assert recorded(large._replace(mtime_ns=8), extents[:5]) == second
+    forget_what_is_gone(catalogue)
+    assert all(map(catalogue.known, second))
+    catalogue.record_gone(ROOT_INODE, b"a", 2.0)
+    forget_what_is_gone(catalogue)
+    assert not any(map(catalogue.known, first | second))
 
 
 def test_a_listing_forgets_what_vanished_and_keeps_what_was_found_meanwhile(catalogue: Catalogue) -> None:

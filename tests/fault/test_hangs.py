@@ -32,7 +32,7 @@ from reading import digest, error_of, read_through, source_with
 CLASSES, EACH = 3, 40
 CLEANED = "removed a mount that a crash had left"
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
-QUICK_S = 5.0
+QUICK_S = 20.0
 # After the unmount, workers serve open handles for so long: by default 5 s.
 DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
 

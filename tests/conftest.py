@@ -21,6 +21,7 @@ import contextlib
 import gc
 import inspect
 import os
+import signal
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -177,8 +178,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                     given[name] = await stack.enter_async_context(value)
             await pyfuncitem.obj(**given)
 
-    trio.run(run, clock=clock)
+    with _ends_of_children_unnoticed():
+        trio.run(run, clock=clock)
     return True
+
+
+@contextlib.contextmanager
+def _ends_of_children_unnoticed() -> Iterator[None]:
+    """torch has SIGCHLD handled for good once a loader has had workers.
+
+    Trio closes the descriptor by which signals wake it up before it says so. A child that ends in between would fail
+    the test, since Python cannot write to it.
+    """
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.fuse.kernel import Serving
+from spiderfs.protocol.extents import PAGE_BYTES
 
 
 @dataclass
@@ -16,7 +17,8 @@ class FakeKernel:
 
     descriptor: int = -1
     resends: bool = True
-    pushed: list[tuple[int, bytes]] = field(default_factory=list)
+    pushed: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Inode, where the pages begin, and their bytes."""
     forgotten: list[tuple[int, bytes]] = field(default_factory=list)
     served: list[Serving] = field(default_factory=list)
     names_forgotten: int = 0
@@ -31,7 +33,8 @@ class FakeKernel:
         await self.unmounted.wait()
 
     def push(self, inode: int, content: bytes, offset: int = 0) -> None:
-        self.pushed.append((inode, content))
+        assert offset % PAGE_BYTES == 0, "the kernel loses what is pushed of a part of a page"
+        self.pushed.append((inode, offset, content))
 
     def forget_name(self, parent: int, name: bytes) -> None:
         self.forgotten.append((parent, name))

@@ -242,8 +242,10 @@ class Indices:
             with self._lock:
                 if self._open.get(archive) is index:
                     del self._open[archive]
-        if not self._disk_works:
-            self._disk_works = True
+        with self._lock:
+            # Another thread may have saved the same ones.
+            worked, self._disk_works = self._disk_works, True
+        if not worked:
             log.warning("the disk of the cache takes indices of archives again")
 
     def _files(self, archive: bytes) -> tuple[Path, Path]:

@@ -31,6 +31,7 @@ import xxhash
 
 from spiderfs.errors import StoreError
 from spiderfs.shared.layout import DATA_FILE, DISK_FILE, DISKS_FILE
+from spiderfs.store.environment import lost_chunks
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class Disks:
         in_turn = (*range(self._next, _NUMBERS), *range(1, self._next))
         fresh = (number for number in in_turn if number not in known)
         for place in self._others:
-            number = next((number for number in known if _reads(place, f"{name} {number}\n")), None) or next(fresh)
+            # Without its map of chunks, or its chunks, it begins again.
+            kept = () if lost_chunks(place) else known
+            number = next((number for number in kept if _reads(place, f"{name} {number}\n")), None) or next(fresh)
             self.places[number] = place
             if place in self._missing:
                 self._left_out[number] = 1
@@ -125,10 +128,12 @@ class Disks:
         return self.places[number].parent.parent
 
     def failed(self, number: int, exc: BaseException) -> None:
-        """Leave the disk of an error out, if the error says that the disk has failed; disk 0 stays."""
+        """Leave the disk of an error out, if it has failed, or its directory has gone; disk 0 stays."""
         cause = exc if isinstance(exc, OSError) else exc.__cause__
         if isinstance(cause, OSError) and cause.errno in _FAILURES:
             self._leave_out(number, os.strerror(cause.errno))
+        elif isinstance(cause, FileNotFoundError):
+            self.look()
 
     @contextlib.contextmanager
     def watched(self, number: int) -> Iterator[None]:

@@ -31,7 +31,14 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
-from spiderfs.shared.layout import BLOCKS_DIRECTORY, DATA_FILE, EXTENTS_FILE, FORMAT_FILE, IN_USE_FILE
+from spiderfs.shared.layout import (
+    BLOCKS_DIRECTORY,
+    DATA_FILE,
+    EXTENTS_FILE,
+    EXTENTS_MAP_FILE,
+    FORMAT_FILE,
+    IN_USE_FILE,
+)
 
 # Address space, not disk: the file grows only as records are written. One figure for every process, because LMDB wants
 # them to agree. 4 TiB stays well inside the 128 TiB of a process.
@@ -163,8 +170,11 @@ def claim(directory: Path) -> str | None:
         reason = "the machine went down while the cache was in use"
     else:
         for environment in _environments(directory):
-            if not is_sound(environment, CLAIM_WALK_S):
+            if lost := lost_chunks(environment):
+                reason = f"{lost} is lost"
+            elif not is_sound(environment, CLAIM_WALK_S):
                 reason = f"{environment.name} is damaged"
+            if reason:
                 break
     if reason:
         wipe(directory)
@@ -198,6 +208,15 @@ def release(directory: Path, others: Iterable[Path] = ()) -> None:
 def wipe(directory: Path) -> None:
     for environment in _environments(directory):
         shutil.rmtree(environment)
+
+
+def lost_chunks(environment: Path) -> Path | None:
+    """The file of chunks, or the map of them, if it is gone while the other one is there and needs it."""
+    chunks, map_of_them = environment / EXTENTS_FILE, environment / EXTENTS_MAP_FILE
+    if chunks.exists():
+        return None if map_of_them.exists() else map_of_them
+    # A process that has leased nothing leaves an empty map.
+    return chunks if map_of_them.exists() and map_of_them.stat().st_size else None
 
 
 def _environments(directory: Path) -> list[Path]:

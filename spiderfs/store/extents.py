@@ -8,7 +8,9 @@ A second file, the **map**, has a byte for each chunk: 0 if it is free, else the
 it. A process that is about to commit the loss of a row first makes its chunks its own, and frees them afterwards. It
 holds a lock for its number as long as it lives (`linux/range_lock.py`), so chunks of dead processes can be found that
 no row names. Those that a row names get a number that no process has, and need not be looked at again. The map is read
-and written by system calls, because a mapping would end the process by SIGBUS where the disk is full or fails.
+and written by system calls, because a mapping would end the process by SIGBUS where the disk is full or fails. It is
+made before the file of chunks. Where that exists and the map is gone, no process makes another one, by which it would
+lease chunks of files that rows name; `environment.claim` wipes such a store.
 
 Bytes may be read while their chunks are freed and written again: readers verify what they have read by the row's
 checksums, and look at the row again if that fails.
@@ -94,7 +96,7 @@ class Extents:
 
     def __init__(self, path: Path, map_path: Path, readonly: bool = False) -> None:
         self._path, self._map_path = path, map_path
-        self._flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
+        self._flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR)
         self._fd = self._map_fd = -1
         self._owner = self._at = 0
         self._opening, self._changing = threading.Lock(), threading.Lock()
@@ -104,7 +106,7 @@ class Extents:
         if self._fd < 0:
             with self._opening, _translated():
                 if self._fd < 0:
-                    self._fd = os.open(self._path, self._flags | os.O_CLOEXEC, 0o600)
+                    self._fd = os.open(self._path, self._flags)
         return self._fd
 
     def write(self, lease: Lease, payload: bytes) -> None:
@@ -240,7 +242,7 @@ class Extents:
 
     def _open(self) -> None:
         with contextlib.ExitStack() as on_failure:
-            fd = os.open(self._map_path, self._flags | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._map_path, self._flags | (0 if self._path.exists() else os.O_CREAT), 0o600)
             on_failure.callback(os.close, fd)
             chunks = os.pread(fd, max(0, os.fstat(fd).st_size - _MAP_AT), _MAP_AT)
             first = int.from_bytes(os.urandom(2)) % _MOST_OWNERS
@@ -276,6 +278,8 @@ class Extents:
         return [*runs, (count, wanted)]
 
     def _grow(self, count: int, wanted: int) -> None:
+        if not count:
+            os.close(os.open(self._path, self._flags | os.O_CREAT, 0o600))
         for more in (max(wanted, min(count // 16, _MOST_GROWTH)), wanted):
             try:
                 disk = os.fstatvfs(self.fd)

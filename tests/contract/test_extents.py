@@ -317,6 +317,21 @@ def test_a_damaged_map_hangs_no_one(content: LmdbContent, tmp_path: Path) -> Non
         content.land(ContentKey(2), payload(2, 100 * KIB))
 
 
+def test_no_process_makes_a_map_where_there_are_chunks(content: LmdbContent, tmp_path: Path) -> None:
+    """By another map it would lease the chunks of files that rows name."""
+    assert content.land(ContentKey(1), payload(1, 100 * KIB))
+    (tmp_path / EXTENTS_MAP_FILE).unlink()
+    late = Extents(tmp_path / EXTENTS_FILE, tmp_path / EXTENTS_MAP_FILE)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            late.lease([100 * KIB])
+    late.close()
+    assert not (tmp_path / EXTENTS_MAP_FILE).exists()
+    # A process that has the map goes on by it, until the supervisor notices.
+    assert content.land(ContentKey(2), payload(2, 100 * KIB))
+    assert all(held(content, ContentKey(number)) == payload(number, 100 * KIB) for number in (1, 2))
+
+
 def test_a_store_that_cannot_be_written_keeps_no_descriptor(tmp_path: Path) -> None:
     content = LmdbContent(tmp_path)
     content.set_capacity(1 << 20)

@@ -20,7 +20,7 @@ JOBS = 4
 ALL = pytest.mark.thorough
 # Four mounts beside other tests may be late by more than the stops of a quick cell. A reader that waits without a limit
 # is found all the same.
-SETTING = replace(QUICK, slack_s=15.0)
+SETTING = replace(QUICK, slack_s=30.0, end_s=60.0)
 
 
 @pytest.mark.parametrize("cells", [pytest.param(covering, id="covering"), pytest.param(all_cells, id="all", marks=ALL)])

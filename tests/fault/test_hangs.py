@@ -25,7 +25,7 @@ from reading import source_with
 
 CLASSES, EACH = 3, 40
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
-QUICK_S = 5.0
+QUICK_S = 20.0
 
 # This program trains without reading: every batch has new random embeddings, which make new hubs and new redirects.
 _TRAINER = r"""

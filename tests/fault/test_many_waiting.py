@@ -15,7 +15,7 @@ from mounting import Mounted, eventually, mounted
 WAITING = 1100
 CACHED = [f"cached {number}" for number in range(20)]
 # A cached file takes a millisecond; two busy cores may add seconds. The source leaves everything unanswered for 60 s.
-QUICK_S = 5.0
+QUICK_S = 30.0
 
 
 @pytest.fixture

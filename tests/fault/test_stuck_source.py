@@ -22,7 +22,7 @@ from spiderfs.options.paths import check_source_answers
 
 TIMEOUT_S = 0.5
 # What two busy cores may add, and the second after which the supervisor looks for children that ended without a signal.
-SLACK_S = 6.0
+SLACK_S = 20.0
 TROUBLES = (
     "has not answered within|left this unanswered",
     r"(worker \d+|the manager) ended",

@@ -35,7 +35,7 @@ FILES = 60
 NAMES = [f"c{number % 3}/{number:03d} x+%.jpg" for number in range(FILES)]
 TIMEOUT_S, LATENCY_S = 0.4, 0.01
 # Busy cores; a reader that waits for nothing takes a millisecond.
-SLACK_S = 5.0
+SLACK_S = 15.0
 # One that a busy machine keeps, and that leaves the source its turn before a reader gives up.
 LONG_TIMEOUT_S = 10.0
 MODES = pytest.mark.parametrize(
@@ -299,9 +299,9 @@ def test_a_node_that_is_lost_costs_the_time_limit_and_nothing_else(source: Path,
 
 
 def test_a_long_time_limit_leaves_the_source_its_turn(source: Path, tmp_path: Path) -> None:
-    with nodes(source, tmp_path, 2, timeout_s=60, immutable="on", source__timeout_s=4) as (lost, reader):
+    with nodes(source, tmp_path, 2, timeout_s=60, immutable="on", source__timeout_s=8) as (lost, reader):
         lost.server.signal(signal.SIGSTOP)
-        assert 1 < reader.reads(lost.keeps_for(reader)[0]) < 4
+        assert 1 < reader.reads(lost.keeps_for(reader)[0]) < 8
 
 
 def test_the_web_server_gives_files_and_nothing_else(source: Path, tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_nodes_that_meet_at_a_server_come_and_go(source: Path, tmp_path: Path, m
                 mounted(
                     source,
                     own,
-                    first=f"from spiderfs.daemon.caching import membership\nmembership.BEAT_S = 0.4\n{first}",
-                    peer_timeout="1s",
+                    first=f"from spiderfs.daemon.caching import membership\nmembership.BEAT_S = 1.0\n{first}",
+                    peer_timeout="3s",
                     source__latency_ms=LATENCY_S * 1000,
                     **options,
                     **mode,
@@ -455,7 +455,7 @@ def test_a_cluster_is_the_home_of_what_it_has_room_for_and_each_mount_of_the_res
         at_cluster = f"{cluster.url}/images"
         clients = [stack.enter_context(contextlib.closing(cluster.client(number))) for number in range(3)]
         clients[cluster.owner("spiderfs:images:groups")].set("spiderfs:images:groups", GROUPS // 2)
-        options = {"peers": at_cluster, "peer_timeout": "2s", **mode}
+        options = {"peers": at_cluster, "peer_timeout": f"{LONG_TIMEOUT_S}s", **mode}
         one, two = (
             Node(stack.enter_context(mounted(source, tmp_path / name, **options)), cluster.servers[0], at_cluster)
             for name in ("one", "two")

@@ -236,12 +236,16 @@ def test_what_is_known_is_shown_though_the_store_is_off_before_the_mount(
     with shown(server, tmp_path, allowed=allowed, first=soon, **options) as mount:
         assert sorted(os.walk(mount.point)) == known
         assert (mount.point / "c0/000.jpg").read_bytes() == cached
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25
         with pytest.raises(OSError, match=r"Input/output error|timed out"):
             (mount.point / "c0/003.jpg").read_bytes()
-        began = time.monotonic()
-        assert (mount.point / "c0/000.jpg").read_bytes() == cached
-        assert time.monotonic() - began < 1, "it is known that the store is off"
+
+        def took_s() -> float:
+            began = time.monotonic()
+            assert (mount.point / "c0/000.jpg").read_bytes() == cached
+            return time.monotonic() - began
+
+        eventually(lambda: took_s() < 1, what="that it is known that the store is off")
 
 
 def test_a_store_of_a_variable_has_its_cache(

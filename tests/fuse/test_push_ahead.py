@@ -111,7 +111,7 @@ def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_
             assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
         process = Process(pid)
         assert run_spiderfs("umount", mount.point).returncode == 0
-        assert process.ended(10)
+        assert process.ended(30)
 
 
 @FORGETS_NAMES

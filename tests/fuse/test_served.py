@@ -17,7 +17,6 @@ import socket
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,7 +202,7 @@ def test_a_killed_daemon_is_an_error_and_another_one_takes_its_place(source: Pat
     with served(source, tmp_path / "d") as daemon, client.open(f"{URL}/large", "rb", buffering=0) as file:
         file.read(10)
         daemon.supervisor.signal(signal.SIGKILL)
-        assert daemon.supervisor.ended(10)
+        assert daemon.supervisor.ended(30)
         for read in (lambda: file.read(10), lambda: client.read_bytes(f"{URL}/text")):
             with pytest.raises(OSError, match="nothing is served as spiderfs://data"):
                 eventually(read)
@@ -289,13 +288,12 @@ def test_commands_take_the_name(daemon: ServedDaemon, source: Path) -> None:
 
 
 def test_it_ends_at_once(source: Path, tmp_path: Path) -> None:
-    with served(source, tmp_path, workers=2) as daemon:
+    # A worker that does not see the end is killed after that time.
+    late = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 3600.0"
+    with served(source, tmp_path, workers=2, first=late) as daemon:
         client.read_bytes(f"{URL}/text")
-        began = time.monotonic()
         assert run_spiderfs("umount", URL).returncode == 0
         eventually(daemon.supervisor.ended, what="the end of the daemon")
-        # A worker that does not see the end is killed after 5 s.
-        assert time.monotonic() - began < 4
 
 
 def test_umount_all_ends_what_is_served(source: Path, tmp_path: Path) -> None:
@@ -307,7 +305,7 @@ def test_umount_all_ends_what_is_served(source: Path, tmp_path: Path) -> None:
         no_mounts = "from spiderfs.cli import mount\nassert mount._own_mounts\nmount._own_mounts = lambda: []\n"
         done = run_spiderfs("umount", "--all", first=no_mounts)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"unmounted {URL}\n", "")
-        assert daemon.supervisor.ended(10)
+        assert daemon.supervisor.ended(30)
 
 
 def test_a_directory_of_others_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,14 @@ def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, 
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for piece in (0, 2, 4, 6, 1):
                 assert os.pread(file.fileno(), 1 << 17, (4 << 40) + (piece << 17)) == bytes(1 << 17)
-        started = time.monotonic()
-        assert os.getxattr(mount.point / "huge", "user.spiderfs.state") == b"partial 1/8388608"
-        assert time.monotonic() - started < 1
+
+        def took_s() -> float:
+            began = time.monotonic()
+            assert os.getxattr(mount.point / "huge", "user.spiderfs.state") == b"partial 1/8388608"
+            return time.monotonic() - began
+
+        # Each walk would take seconds.
+        assert min(took_s() for _ in range(5)) < 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -143,7 +143,7 @@ def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> N
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             assert os.read(fd, 1 << 20) == view_of(PHOTOS[cached])
             os.close(fd)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 9
     finally:
         os.kill(pid, signal.SIGKILL)
         waiting.join()

@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, t
         with begin(mount.point, "--names") as command:
             eventually(lambda: mount.metric("source_requests") > 1, what="a question that hangs")
             command.send_signal(signal.SIGINT)
-            out, err = command.communicate(timeout=5)
+            out, err = command.communicate(timeout=15)
         assert (command.returncode, out) == (1, "")
         assert err.startswith("spiderfs: ended after ")
         assert err.endswith(": run it again to resume\n")

@@ -16,7 +16,7 @@ from nfs_server import NFS, Server, Way, in_namespace, mount_export
 
 TIMEOUT_S = 4.0
 # What two emulated processors may add.
-SLACK_S = 6.0
+SLACK_S = 20.0
 # The first line of a client that comes back late: TCP's pauses double, and version 4 waits for the grace period.
 BACK_S = 150.0
 # What a reader gets of a source that does not answer, or says of everything that it may not be read.

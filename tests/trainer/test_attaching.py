@@ -23,7 +23,7 @@ from trainer_hook.connection.client import find_mount
 
 BATCHES = 7  # of 50 samples in eights
 # The sampler would wait for scores 5 s.
-STALL_S = 2.0
+STALL_S = 4.0
 
 
 def train_with_scores(directory: Path) -> float:
@@ -37,8 +37,14 @@ def train_with_scores(directory: Path) -> float:
     return took_s
 
 
+def trains_at_once(directory: Path, caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether it takes no stall this time: one that does so on a busy machine does so at times."""
+    caplog.clear()
+    return train_with_scores(directory) < STALL_S
+
+
 def test_without_a_mount_nothing_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert train_with_scores(tmp_path) < STALL_S
+    until(lambda: trains_at_once(tmp_path, caplog))
     assert caplog.text.count("cannot be reached") == 1
 
 
@@ -80,7 +86,7 @@ def test_a_dead_mount_is_a_warning(
 
     monkeypatch.setattr(os, "stat", dead)
     assert find_mount(inside) == mount
-    assert train_with_scores(inside) < STALL_S
+    until(lambda: trains_at_once(inside, caplog))
     assert caplog.text.count("cannot be reached") == 1
 
 

@@ -216,17 +216,17 @@ def test_a_name_that_expires_while_it_is_used(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", b"a cow")
     daemon.record(b"", b"train", mode=stat.S_IFDIR | 0o755)
     cache = Cache(daemon.terms)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while cache.serve(b"train/cow") is not None:
         assert time.monotonic() < deadline
-    assert time.monotonic() > deadline - 10
+    assert time.monotonic() > deadline - 30
 
 
 def test_changed_options_are_taken_over(daemon: Daemon) -> None:
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/cat") == b"a cat"
     daemon.pipe.change(TERMS._replace(sample_max_bytes=3))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while cache.serve(b"train/cat") is not None:
         assert time.monotonic() < deadline
 

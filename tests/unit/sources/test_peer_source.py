@@ -17,6 +17,7 @@ from local_server import LocalServer
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceChanged
 from spiderfs.shared.shared_memory import SharedSlots
+from spiderfs.sources import peers
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node, addresses_of, own_url
 from spiderfs.sources.peers import FAILURES, LONGER, STRIPE_BYTES, PeerSource, asked_name, asked_version, key_at
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.clock
 
 HERE = "http://127.0.0.1:1"
 TIMEOUT_S = 0.3
+# What a busy machine may add, and for how long answers go on that are made to hold up who asks.
+SLACK_S, ANSWERS_S = 5.0, 20.0
 CONTENT = bytes(range(256)) * 20
 
 
@@ -217,8 +220,8 @@ WRONG = {
     "cut": says(head(200, len(CONTENT)), CONTENT[:1000]),
     "longer": says(head(200, len(CONTENT) + 1), CONTENT + b"!", ends=False),
     "failing": says(head(500, len(CONTENT)), CONTENT, ends=False),
-    "silent": says(b"", every_s=2 * TIMEOUT_S),
-    "trickling": says(head(200, len(CONTENT)), *([b"x"] * int(20 * TIMEOUT_S)), every_s=0.05),
+    "silent": says(b"", every_s=ANSWERS_S),
+    "trickling": says(head(200, len(CONTENT)), *([b"x"] * int(ANSWERS_S / 0.05)), every_s=0.05),
     "nonsense": says(b"220 this is a mail server\r\n"),
     "of no length": says(b"HTTP/1.1 200 OK\r\n\r\n", CONTENT),
     "moved": says(head(302, 0, b"Location: /remote"), ends=False),
@@ -226,19 +229,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(setup: Setup, kind: str) -> None:
+def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
+    setup: Setup, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PAUSE_S", 3600.0)
     setup.peer.answers = WRONG[kind]
     waits = []
     for _ in range(FAILURES + 2):
         began = time.monotonic()
         assert setup.read() == CONTENT
         waits.append(time.monotonic() - began)
-    assert waits[0] < TIMEOUT_S + 0.2
-    assert max(waits) < LONGER * TIMEOUT_S + 0.2, "one that is late is given longer before it counts as silent"
-    assert waits[-1] < 0.1, "it is not asked any more"
-    # One that has been late first may answer with something else as often as others.
-    late = kind in ("silent", "trickling")
-    assert FAILURES <= setup.status().timeouts <= FAILURES + late
+    assert waits[0] < TIMEOUT_S + SLACK_S
+    assert max(waits) < LONGER * TIMEOUT_S + SLACK_S, "one that is late is given longer before it counts as silent"
+    # Then it is not asked any more: one that gives no sign after two questions, and another after FAILURES answers.
+    assert 2 <= setup.status().timeouts <= FAILURES + 1
     assert setup.status()._replace(timeouts=0) == PeerStatus(False, 0, 0, 0, 0)
     assert setup.reads() == FAILURES + 2
 
@@ -333,10 +337,10 @@ DRIPS = {
 def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit(
     setup: Setup, begin: bytes, drop: bytes
 ) -> None:
-    setup.peer.answers = says(begin, *([drop] * int(8 * TIMEOUT_S / 0.05)), every_s=0.05)
+    setup.peer.answers = says(begin, *([drop] * int(ANSWERS_S / 0.05)), every_s=0.05)
     began = time.monotonic()
     assert setup.read() == CONTENT
-    assert time.monotonic() - began < TIMEOUT_S + 0.2
+    assert time.monotonic() - began < TIMEOUT_S + SLACK_S
 
 
 @pytest.mark.parametrize("status", [200, 404])
@@ -389,8 +393,7 @@ def test_a_name_that_no_host_can_have_is_never_there(host: str) -> None:
     assert addresses_of(host) == []
     members = members_of(url)
     reader = PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(8))
-    began = time.monotonic()
     for number in range(9):
         name = b"file%d" % number
         assert reader.read(name, 0, len(CONTENT), source.add(name, CONTENT).version) == CONTENT
-    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert members.statuses()[url].timeouts == 0, "it is not waited for"

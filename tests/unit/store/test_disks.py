@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from spiderfs.errors import StoreError
-from spiderfs.shared.layout import DATA_FILE, DISK_FILE
+from spiderfs.shared.layout import DATA_FILE, DISK_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE
 from spiderfs.store.disks import Disks, home, shares_of, spread
 
 
@@ -74,10 +74,14 @@ def numbers(disks: Disks) -> dict[str, int]:
 def test_a_directory_keeps_its_number_and_its_files_wherever_the_list_names_it(places: list[Path]) -> None:
     first = numbers(bound(places))
     assert sorted(first.values()) == [0, 1, 2]
-    (places[2] / "extents").write_text("kept")
+    for name in (EXTENTS_FILE, EXTENTS_MAP_FILE):
+        (places[2] / name).write_text("kept")
     assert numbers(bound([places[0], places[2], places[1]])) == first
-    assert (places[2] / "extents").read_text() == "kept"
+    assert (places[2] / EXTENTS_FILE).read_text() == "kept"
     assert numbers(Disks.of_store(places[0])) == first
+    (places[2] / EXTENTS_MAP_FILE).unlink()
+    assert numbers(bound(places))["third"] not in first.values(), "without the map of its chunks it begins again"
+    assert not (places[2] / EXTENTS_FILE).exists()
 
 
 def test_a_directory_that_was_left_out_comes_back_empty_and_with_another_number(places: list[Path]) -> None:
@@ -116,7 +120,10 @@ def test_a_disk_that_fails_is_left_out_and_another_error_leaves_all(
         disks.failed(1, error)
     assert disks.numbers == [0, 2]
     assert caplog.text.count("goes on without") == 1
+    gone = FileNotFoundError(errno.ENOENT, "no such file")
+    disks.failed(2, gone)
+    assert disks.numbers == [0, 2], "a file alone may be missing"
     shutil.rmtree(places[2])
-    disks.look()
+    disks.failed(2, gone)
     assert disks.numbers == [0]
     assert disks.parts(1000) == {0: 1000}

@@ -17,6 +17,7 @@ from forking import exit_status, forked
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import StoreCorrupt, StoreFull
 from spiderfs.metrics import SharedCounters
+from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
 from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import RESERVE_BYTES, LmdbRecords
@@ -101,6 +102,16 @@ def test_a_small_file_with_bad_bytes_costs_the_store_and_no_mount(tmp_path: Path
     filled(tmp_path)
     (tmp_path / name).write_bytes(content)
     assert environment.claim(tmp_path) == f"{name} is damaged"
+    assert not (tmp_path / "content").exists()
+    assert environment.claim(tmp_path) is None
+    assert usable(tmp_path)
+
+
+@pytest.mark.parametrize("name", [EXTENTS_FILE, EXTENTS_MAP_FILE])
+def test_a_store_that_has_lost_its_chunks_or_the_map_of_them_is_wiped(tmp_path: Path, name: str) -> None:
+    lost = filled(tmp_path, files=3, size=150_000).with_name(name)
+    lost.unlink()
+    assert environment.claim(tmp_path) == f"{lost} is lost"
     assert not (tmp_path / "content").exists()
     assert environment.claim(tmp_path) is None
     assert usable(tmp_path)

@@ -346,7 +346,7 @@ async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_wi
     harness.source.give()
     message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
     assert message.endswith((harness.root / HELD).read_bytes())
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while harness.reading.room != 8:
             await trio.sleep(0.005)
 
@@ -419,7 +419,7 @@ async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harne
     (meanwhile,) = harness.content.extents.lease([50_000])
     assert meanwhile.runs[0][0] > 0
     harness.source.give()
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while harness.reading.room != 8:
             await trio.sleep(0.005)
     harness.content.extents.free([meanwhile])

@@ -388,7 +388,7 @@ async def test_plans_that_the_server_does_not_take_are_given_up_and_keep_no_trai
     node = Node(tmp_path, 0, "redis://127.0.0.1:1")
     async with sharing(node):
         for epoch in range(3):
-            with trio.fail_after(5):
+            with trio.fail_after(20):
                 await node.plan(epoch, order_of(epoch))
             await eventually(lambda epoch=epoch: node.count("plans_lost") == 1 + epoch)
 

@@ -154,7 +154,7 @@ async def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp
 
     await harness.training.attached(harness.trainer)
     harness.names_asked = False
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         await declare()
     harness.list = replace(harness.list, sends_batches=True)
     async with trio.open_nursery() as nursery:
@@ -163,7 +163,7 @@ async def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp
         assert len(nursery.child_tasks) == 1
         harness.names_asked = True
     harness.names_asked = False
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         await declare()
 
 
@@ -198,7 +198,7 @@ async def test_a_list_with_other_labels_is_declared_when_workers_give_no_substit
     harness.list = replace(harness.list, labels=harness.list.labels[::-1].copy())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.training.samples, harness.trainer, harness.list)
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             while published_trainers(harness.trainers_file)[0].job_dataset_numbers:
                 await trio.testing.wait_all_tasks_blocked()
         await trio.testing.wait_all_tasks_blocked(0.002)

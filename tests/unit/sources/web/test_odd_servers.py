@@ -118,7 +118,7 @@ def test_a_part_is_given_while_it_comes() -> None:
 
     def given(file: bytes) -> Iterator[bytes]:
         yield file[: 2 << 20]
-        assert has_begun.wait(10)
+        assert has_begun.wait(30)
         yield file[2 << 20 :]
 
     with of_parts(given) as source:

@@ -387,7 +387,12 @@ class ArchiveSource:
         return self._bytes_of(place.archive, place.below, index, row, offset, length)
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """As `Streams.stream`; what is in an archive is one read."""
+        """As `Streams.stream`, of a member that lies in its archive as it is; its beginning is one read."""
+        known = self._known(path, version) if offset > _NEAR_BYTES else None
+        if known is not None and known[3].method == STORED:
+            archive, _, index, row = known
+            length = max(0, min(length, row.size - offset))
+            return streamed(self.inner, archive, self._begin(archive, index, row) + offset, length, index.version)
         if any(self._archives_on(path)):
             return iter((self.read(path, offset, length, version),))
         return streamed(self.inner, path, offset, length, version)

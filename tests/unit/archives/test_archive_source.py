@@ -34,7 +34,7 @@ from spiderfs.errors import (
 )
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Source, SourceStat, Version, streamed
 
 TREE = {b"n01/a.jpg": b"first", b"n01/b.jpg": b"second", b"n02/c.cls": b"7", b"link": Link(b"n01")}
 
@@ -254,6 +254,33 @@ def test_who_reads_a_large_member_from_its_beginning_looks_at_its_header_once(sh
     assert memory.calls["read"] == 4
 
 
+class Streaming(MemorySource):
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        for at in range(offset, offset + length, 100_000):
+            yield self.read(path, at, min(100_000, offset + length - at), version)
+
+
+@pytest.mark.parametrize("made", [tar_of, zip_of])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_part_of_a_member_comes_piece_by_piece(show: Show, made: Callable[..., bytes], depth: int) -> None:
+    memory, content = Streaming(), os.urandom(400_000)
+    inner, path = made({b"a": content}), b"s.%s/a" % made.__name__[:3].encode()
+    if depth == 2:
+        inner, path = tar_of({path[:-2]: inner}), b"t.tar/" + path
+    memory.add(path.partition(b"/")[0], inner)
+    source: Source = memory
+    for name in range(depth):
+        source = show(source, name=str(name))
+    found = source.stat(path)
+    pieces = list(streamed(source, path, 150_000, 220_000, found.version))
+    assert b"".join(pieces) == content[150_000:370_000]
+    assert [len(piece) for piece in pieces] == [100_000, 100_000, 20_000]
+    assert b"".join(streamed(source, path, 380_000, 100_000, found.version)) == content[380_000:]
+    assert b"".join(streamed(source, path, 0, 100_000, found.version)) == content[:100_000]
+    with pytest.raises(SourceChanged):
+        b"".join(streamed(source, path, 150_000, 10, found.version._replace(tag=1)))
+
+
 def test_indices_of_archives_that_are_gone_are_deleted(show: Show, tmp_path: Path) -> None:
     memory = MemorySource()
     memory.add(b"set/gone.tar", tar_of(TREE))
@@ -463,8 +490,11 @@ def test_an_index_without_a_disk_is_kept_in_memory(show: Show, no_disk: Path, ca
         with pytest.raises(ArchiveDamaged, match=r"cut short|ends within"):
             source.stat(b"t.tar/n01")
     no_disk.unlink()
-    eventually(lambda: source.stat(b"s.tar/n01") and len(list(no_disk.rglob("*.*"))) == 2, what="both are written")
-    assert {path.suffix for path in no_disk.rglob("*.*")} == {".index", ".failed"}
+    kinds = {".index", ".failed"}
+    eventually(
+        lambda: source.stat(b"s.tar/n01") and {path.suffix for path in no_disk.rglob("*.*")} == kinds,
+        what="both are written",
+    )
     again = show(memory)
     memory.calls.clear()
     assert read(again, b"s.tar/n01/a.jpg") == read(source, b"s.tar/n01/a.jpg") == b"first"

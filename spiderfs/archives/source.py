@@ -33,6 +33,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,21 +99,15 @@ class Neighbourhood:
             return None
         return Node(dentry.inode, path, dentry.stat, dentry.settles_at)
 
-    def request(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
-        """The arguments of `Fetcher.read_range` for the archive's bytes from `begin` to `end`."""
+    def read(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
+        """The arguments of `Source.read` for the archive's bytes from `begin` to `end`."""
         return self.as_file, begin, min(end, self._index.version.size) - begin, self._index.version
 
-    def bytes_in(self, whole: bytes, begin: int, member: Member) -> bytes:
-        """The bytes of a member in the archive's bytes from `begin` on; raises ArchiveFailed if they are not its."""
+    def cut(self, begin: int, member: Member) -> partial[bytes]:
+        """Gives, in any process, the bytes of a member in those of the archive from `begin` on; see `_member_in`."""
         row = self._index.row(member.number)
-        if text := self._index.text(row):
-            return text
-        part = memoryview(whole)[member.begin - begin : member.end - begin]
-        if not self._is_zip:
-            formats.check_tar_header(part[: formats.TAR_HEADER_BYTES], row.crc)
-            return bytes(part[formats.TAR_HEADER_BYTES :])
-        at = formats.bytes_begin(bytes(part[: formats.LOCAL_BYTES]))
-        return formats.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
+        place = member.begin - begin, member.end - begin
+        return partial(_member_in, *place, row, self._index.text(row), self._is_zip)
 
     def _member(self, row: IndexRow) -> Member | None:
         if row.kind != FILE or row.method != STORED:
@@ -121,6 +116,18 @@ class Neighbourhood:
             return Member(row.number, row.offset - formats.TAR_HEADER_BYTES, row.offset + row.size)
         length = formats.LOCAL_BYTES + len(self._index.path(row.number)) + formats.EXTRA_BYTES + row.packed
         return Member(row.number, row.offset, row.offset + length)
+
+
+def _member_in(begin: int, end: int, row: IndexRow, text: bytes, is_zip: bool, whole: bytes) -> bytes:
+    """The bytes of the member at this place of `whole`; raises ArchiveFailed if they are not its."""
+    if text:
+        return text
+    part = memoryview(whole)[begin:end]
+    if not is_zip:
+        formats.check_tar_header(part[: formats.TAR_HEADER_BYTES], row.crc)
+        return bytes(part[formats.TAR_HEADER_BYTES :])
+    at = formats.bytes_begin(bytes(part[: formats.LOCAL_BYTES]))
+    return formats.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
 
 
 log = logging.getLogger(__name__)

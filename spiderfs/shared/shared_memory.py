@@ -129,7 +129,7 @@ class SharedSlots:
         return number % self._slots * self._slot.size
 
 
-_SLOTS = 4096
+_SLOTS = 1 << 14
 # In the machine's own format, in which the number is written at once.
 _INODE = struct.Struct("@Q")
 _LOOK_S = 0.02

@@ -14,11 +14,12 @@ reports to its parent, so that the reader has them two wake-ups sooner. The read
 read whose report the parent has not seen yet. So deliveries are counted in shared memory before they are made, and a
 parent that has to know what was read waits until it has `caught_up`.
 
-Whole files that no one waits for are read in **batches** (`begin`, `send`): many numbers go through the pipe at once,
-and no task waits for each. The reading process **seals** the bytes: it makes a record of the store of them, and may
-write them there by itself. What comes within a moment is handed over together. A sealed read may come with a
-**push**: when it has reported the read, the reading process gives the bytes to the kernel, and reports that too. In
-this order, because the kernel may make it wait for a reader who waits for what the parent does with the report.
+Reads that no one waits for are made in **batches** (`begin`, `send`): many numbers go through the pipe at once, and no
+task waits for each. The reading process **seals** each file that is cut out of the bytes: it makes a record of the
+store, and may write it there by itself. What comes within a moment is handed over together. A sealed read of one file
+may come with a **push**: when it has reported the read, the reading process gives the bytes to the kernel, and reports
+that too. In this order, because the kernel may make it wait for a reader who waits for what the parent does with the
+report.
 
 A **part** of a large file is written into the store while it comes, and the reply has its records alone. Meanwhile the
 slot's number with a mark says that the header has another number of blocks that are written.
@@ -40,14 +41,14 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
 import outcome
 import trio
 
-from spiderfs.errors import SourceUnavailable
+from spiderfs.errors import SourceError, SourceUnavailable
 from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_time, split_time, streamed
@@ -55,7 +56,7 @@ from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size, mtime (seconds, nanoseconds) and tag; bytes of the path, of what a
 # delivery begins with, of its answer, and of where to put the bytes; what to do. Reply: how many bytes, of what kind
-# they are, and how many seconds the source took.
+# they are, and how many seconds the source took. Inode, cuts and leases of a sealed read are pickled.
 _REQUEST = struct.Struct("<QQQqIQIHHIB")
 _REPLY = struct.Struct("<QBf")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
@@ -84,11 +85,15 @@ _GATHER_S = 0.0015
 _MOST_REPLIES = 4096 * _NUMBER.size
 
 
+Cut = Callable[[bytes], bytes]
+"""Gives the bytes of a file among those of a read; raises SourceError if they are not there. It can be pickled."""
+
+
 class SealedRead(NamedTuple):
-    """A read of a batch: the record that was made of it, or the error by which it failed."""
+    """A read of a batch: the records that were made of it, empty where a cut failed, or the error that it raised."""
 
     slot: int
-    record: bytes
+    records: list[bytes]
     took_s: float
     from_peer: bool
     error: Exception | None
@@ -294,14 +299,23 @@ class ReadProcess:
         """Whether a read may come with a push."""
         return self._deliver_to is not None
 
-    def begin(self, path: bytes, length: int, version: Version, lease: bytes, inode: int = 0, push: bytes = b"") -> int:
-        """Read all `length` bytes of a file and seal them with `lease`, from the next `send` on; returns the slot.
+    def begin(
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        files: Sequence[tuple[Cut | None, bytes]],
+        inode: int = 0,
+        push: bytes = b"",
+    ) -> int:
+        """Read bytes and seal files among them, from the next `send` on; returns the slot.
 
-        There must be `room`, also `in_flight`. The file may have no more than `longest` bytes, nor path and lease half
-        of that. `push` begins the message that gives the kernel the bytes, as those of this inode.
+        `files` are a cut for each, None for one that has all bytes, and the lease to seal it with. There must be
+        `room`, also `in_flight`. The read may have no more than `longest` bytes, nor path, cuts and leases half of
+        that. `push` begins the message that gives the kernel the bytes, as those of this inode.
         """
-        # A whole file has no offset.
-        slot = self._request(path, inode, length, version, push, place=lease, asks=_SEALED)
+        slot = self._request(path, offset, length, version, push, place=pickle.dumps((inode, files)), asks=_SEALED)
         self.in_flight.add(length)
         self._sealing.add(slot)
         if push:
@@ -395,10 +409,10 @@ class ReadProcess:
 
     def _sealed_read(self, slot: int, size: int, what: int, took_s: float) -> SealedRead:
         begin = slot * self._slot_bytes + _HEADER_BYTES
-        record = bytes(self._view[begin : begin + size])
+        result = pickle.loads(self._view[begin : begin + size])
         failed = what & ~_FROM_PEER == _FAILED
         self._free_read(slot, size, what)
-        return SealedRead(slot, record, took_s, bool(what & _FROM_PEER), pickle.loads(record) if failed else None)
+        return SealedRead(slot, [] if failed else result, took_s, bool(what & _FROM_PEER), result if failed else None)
 
     def _free_read(self, slot: int, size: int, what: int) -> None:
         """Give back the slot of a read, unless its bytes are being pushed."""
@@ -474,8 +488,9 @@ class ReadProcess:
                 result = self._write_part(_whole(pieces, length, own), offset, said[path_bytes:], came)
                 result = _COUNT.pack(*own) + result
             elif asks == _SEALED:
-                payload = source.read(path, 0, length, version)
-                result = self._sealed_as(payload, length, said[path_bytes + head_bytes :])
+                inode, files = pickle.loads(said[path_bytes + head_bytes :])
+                payload = source.read(path, offset, length, version)
+                result = self._sealed_as(payload, length, files)
             else:
                 result = source.read(path, offset, length, version)
             what = _READ
@@ -490,7 +505,7 @@ class ReadProcess:
                 what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
         pushes = head_bytes and asks == _SEALED and what != _FAILED
         # A reader who waits goes on with the report, and then waits no more.
-        awaited = pushes and self._awaited(offset)
+        awaited = pushes and self._awaited(inode)
         if isinstance(result, FromPeer):
             what += _FROM_PEER
         self._view[start : start + len(result)] = result
@@ -500,11 +515,19 @@ class ReadProcess:
             done = awaited or self._push(said[path_bytes : path_bytes + head_bytes], payload)
             os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | (_PUSHED if done else _NOT_PUSHED)))
 
-    def _sealed_as(self, payload: bytes, length: int, lease: bytes) -> bytes:
+    def _sealed_as(self, payload: bytes, length: int, files: Sequence[tuple[Cut | None, bytes]]) -> bytes:
         if len(payload) != length:
             raise SourceUnavailable(f"{len(payload)} bytes came in place of {length}")
-        record = self._seal(payload, lease)
-        return FromPeer(record) if isinstance(payload, FromPeer) else record
+        records = pickle.dumps([self._record(payload, *file) for file in files])
+        return FromPeer(records) if isinstance(payload, FromPeer) else records
+
+    def _record(self, payload: bytes, cut: Cut | None, lease: bytes) -> bytes:
+        if cut is not None:
+            try:
+                payload = cut(payload)
+            except SourceError:
+                return b""
+        return self._seal(payload, lease)
 
     def _came(self, begin: int, number: bytes, replies: int, blocks: int) -> None:
         _BLOCKS.pack_into(self._view, begin + _BLOCKS_AT, blocks)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 
 import trio
 
@@ -30,50 +31,18 @@ from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.planned_reads import Chunk, PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, positions_ahead
 from spiderfs.errors import SpiderfsError
 from spiderfs.protocol.extents import Extent, extent_of
 from spiderfs.sources.ranges import Grid, Grids
+from spiderfs.sources.read_process import Cut
 from spiderfs.sources.source import Version
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
-
-
-class Chunk:
-    """Members of an archive, or extents of a file, that are fetched together: the first `payload` reads all `nodes`.
-
-    Each lands like any other sample, under its own lock; one that another process has fetched is not taken from here.
-    """
-
-    def __init__(
-        self, fetcher: Fetcher, around: Neighbourhood | Extents, members: list[Member], nodes: list[Node]
-    ) -> None:
-        self.nodes = nodes
-        self._fetcher, self._around = fetcher, around
-        self._members = {node.inode: member for node, member in zip(nodes, members, strict=True)}
-        self._begin, self._end = members[0].begin, members[-1].end
-        self._ended: trio.Event | None = None
-        self._whole = b""
-        self._error: SpiderfsError | None = None
-
-    async def payload(self, node: Node) -> bytes:
-        """The bytes of a member; raises what the read raised, and ArchiveFailed."""
-        if self._ended is None:
-            self._ended = trio.Event()
-            try:
-                self._whole = await self._fetcher.read_range(*self._around.request(self._begin, self._end))
-            except SpiderfsError as exc:
-                self._error = exc
-            finally:
-                self._ended.set()
-        await self._ended.wait()
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        return self._around.bytes_in(self._whole, self._begin, self._members[node.inode])
 
 
 class Extents:
@@ -97,22 +66,20 @@ class Extents:
     def node(self, catalogue: Catalogue, member: Member) -> Node | None:
         return catalogue.extent(self._extent._replace(begin=member.begin, end=member.end), self._node.stat)
 
-    def request(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
+    def read(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
         version = self._node.version._replace(size=end - begin)
         return self._extent._replace(begin=begin, end=end).path, 0, end - begin, version
 
-    def bytes_in(self, whole: bytes, begin: int, member: Member) -> bytes:
-        return whole[member.begin - begin : member.end - begin]
+    def cut(self, begin: int, member: Member) -> Cut:
+        return itemgetter(slice(member.begin - begin, member.end - begin))
 
 
 class Neighbours:
     """Finds the members of archives, and extents of files, that are worth fetching together."""
 
-    def __init__(
-        self, source: ArchiveSource | None, grids: Grids, catalogue: Catalogue, engine: Engine, fetcher: Fetcher
-    ) -> None:
+    def __init__(self, source: ArchiveSource | None, grids: Grids, catalogue: Catalogue, engine: Engine) -> None:
         self._source, self._grids = source, grids
-        self._catalogue, self._engine, self._fetcher = catalogue, engine, fetcher
+        self._catalogue, self._engine = catalogue, engine
 
     def _around(self, node: Node) -> Neighbourhood | Extents | None:
         if (extent := extent_of(node.path)) is None:
@@ -143,7 +110,9 @@ class Neighbours:
         members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most_bytes)
         if len(members) == 1:
             return None
-        return Chunk(self._fetcher, around, members, [nodes[member.number] for member in members])
+        begin = members[0].begin
+        cuts: list[Cut | None] = [around.cut(begin, member) for member in members]
+        return Chunk(around.read(begin, members[-1].end), [nodes[member.number] for member in members], cuts)
 
 
 # A window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
@@ -157,8 +126,6 @@ BURST_ROOM = 0.25
 _COMING, _MOST_SCALE = 64, 8.0
 # The weight of one request in the mean of the samples that come with each, and what of that mean needs no room.
 _WEIGHT, _FEW_ALONG = 1 / 32, 0.1
-
-Read = Callable[[], Awaitable[bytes]]
 
 
 class FetchAhead:
@@ -189,7 +156,7 @@ class FetchAhead:
         """Those of them that come with another one's request."""
         self._each = 1.0
         """How many samples come with a request, as a moving mean."""
-        self._to_begin: list[tuple[Node, PlannedReader, Done, Read | None, bool]] = []
+        self._to_begin: list[tuple[Chunk, PlannedReader, Done, bool]] = []
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -265,7 +232,7 @@ class FetchAhead:
 
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         chunk = self.chunk(node, reader, reader.reached, self.is_resident, self.concurrency)
-        return self.begin(chunk.nodes if chunk else [node], reader, done, chunk)
+        return self.begin(chunk or Chunk.of(node), reader, done)
 
     def chunk(
         self,
@@ -284,41 +251,40 @@ class FetchAhead:
         self._each += ((len(chunk.nodes) if chunk else 1) - self._each) * _WEIGHT
         return chunk
 
-    def begin(
-        self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
-    ) -> int:
-        """Prefetch these, the nodes of `chunk` if there is one; one alone is given to the kernel too, if `push`."""
-        for each in nodes:
-            self._fetching[each.inode] = each.stat.size
-            self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None, push))
-        self._along.update(each.inode for each in nodes[1:])
-        return sum(each.stat.size for each in nodes)
+    def begin(self, chunk: Chunk, reader: PlannedReader, done: Done, push: bool = False) -> int:
+        """Prefetch the samples of a chunk; one alone is given to the kernel too, if `push`."""
+        sizes = {node.inode: node.stat.size for node in chunk.nodes}
+        self._fetching.update(sizes)
+        self._along.update(node.inode for node in chunk.nodes[1:])
+        self._to_begin.append((chunk, reader, done, push))
+        return sum(sizes.values())
 
     def send(self) -> None:
         assert self._nursery is not None
         to_begin, self._to_begin = self._to_begin, []
-        for node, reader, done, read, push in to_begin:
-            if read is None and self._batches is not None:
-                self._batches.begin(node, partial(self._ended, node, reader, done), push)
+        for chunk, reader, done, push in to_begin:
+            if self._batches is not None:
+                self._batches.begin(chunk, partial(self._ended, reader, done), push)
             else:
-                self._nursery.start_soon(self._fetch, node, reader, done, read)
+                for node in chunk.nodes:
+                    self._nursery.start_soon(self._fetch, node, reader, done)
         if self._batches is not None:
             self._batches.send()
 
-    def _ended(self, node: Node, reader: PlannedReader, done: Done, result: PrefetchResult | None) -> None:
+    def _ended(self, reader: PlannedReader, done: Done, node: Node, result: PrefetchResult | None) -> None:
         if result is None:
             assert self._nursery is not None
-            self._nursery.start_soon(self._fetch, node, reader, done, None)
+            self._nursery.start_soon(self._fetch, node, reader, done)
             return
         del self._fetching[node.inode]
         self._along.discard(node.inode)
         done(node, reader, result)
 
-    async def _fetch(self, node: Node, reader: PlannedReader, done: Done, read: Read | None) -> None:
+    async def _fetch(self, node: Node, reader: PlannedReader, done: Done) -> None:
         started = trio.current_time()
         result = PrefetchResult(None, failed=True)
         try:
-            fetched = await self._fetcher.fetch_bytes(node, read=read)
+            fetched = await self._fetcher.fetch_bytes(node)
             # A fetch of another process is reported by that one.
             where = await fetched.settled() if fetched.claim() else HIT
             # A fetch was in vain if its bytes have not reached the store.
@@ -328,7 +294,7 @@ class FetchAhead:
         except SpiderfsError as exc:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:
-            self._ended(node, reader, done, result)
+            self._ended(reader, done, node, result)
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._cache.engine.members

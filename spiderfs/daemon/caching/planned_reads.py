@@ -1,5 +1,7 @@
 """Fetches planned samples many at a time: no task waits for each, and those that come together are stored together.
 
+Samples that lie side by side come with one request (`Chunk`).
+
 The reading process writes the bytes into chunks of the store that were leased for them, and answers with checksums. So
 the manager handles small records alone: dropping what leaves for them, landing them and keeping them is one
 transaction. Whoever opens such a sample meanwhile waits for it in the table of flights.
@@ -14,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -24,14 +27,15 @@ from spiderfs.errors import SourceError, SourceUnavailable, StoreError
 from spiderfs.fuse.wire import store
 from spiderfs.shared.shared_memory import Flights
 from spiderfs.sources.client import Patience
-from spiderfs.sources.read_process import ReadProcess, SealedRead
+from spiderfs.sources.read_process import Cut, ReadProcess, SealedRead
+from spiderfs.sources.source import Version
 from spiderfs.store.content import LmdbContent, chunked_record
 from spiderfs.store.extents import Lease
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import Supply
 
-Ended = Callable[[PrefetchResult | None], object]
+Ended = Callable[[Node, PrefetchResult | None], object]
 """Is given what became of a sample; None: it is to be fetched by itself."""
 
 _LOOK_S = 1.0
@@ -40,22 +44,43 @@ _STOOD_STILL_S = 2.0
 _FAILED = PrefetchResult(None, failed=True)
 
 
-@dataclass(slots=True)
-class _Flight:
+class Chunk(NamedTuple):
+    """Samples that one read of the source brings: its arguments, and what cuts each of them out of its bytes."""
+
+    read: tuple[bytes, int, int, Version]
+    nodes: list[Node]
+    cuts: list[Cut | None]
+
+    @classmethod
+    def of(cls, node: Node) -> Chunk:
+        """A sample alone."""
+        return cls((node.path, 0, node.stat.size, node.version), [node], [None])
+
+    @property
+    def length(self) -> int:
+        return self.read[2]
+
+
+class _Sample(NamedTuple):
     node: Node
+    cut: Cut | None
     ended: Ended
-    patience: Patience
-    lease: Lease | None
-    push: bool = False
+    push: bool
+    lease: Lease | None = None
 
     @property
     def size(self) -> int:
         return self.node.stat.size
 
-    def record(self, read: SealedRead) -> bytes:
-        if self.lease is None:
-            return read.record
-        return chunked_record(ContentKey(self.node.inode), read.record, self.lease)
+    def record(self, sealed: bytes) -> bytes:
+        return sealed if self.lease is None else chunked_record(ContentKey(self.node.inode), sealed, self.lease)
+
+
+@dataclass(slots=True)
+class _Flight:
+    samples: list[_Sample]
+    length: int
+    patience: Patience
 
 
 class PlannedReads:
@@ -65,10 +90,10 @@ class PlannedReads:
         self._reading, self._flights, self._cache = reading, flights, cache
         self._content, self._client, self._fetcher = content, supply.client, supply.fetcher
         self._counters = supply.counters
-        self._waiting: deque[tuple[Node, Ended, bool]] = deque()
+        self._waiting: deque[tuple[Chunk, Ended, bool]] = deque()
         self._under_way: dict[int, _Flight] = {}
         """By the slot of the reading process."""
-        self._pushing: dict[int, tuple[Ended, PrefetchResult]] = {}
+        self._pushing: dict[int, tuple[_Sample, PrefetchResult]] = {}
         """What has come, and is given to the kernel, by slot."""
         reading.sealed, reading.pushed = self._have_come, self._has_pushed
         flights.clear()
@@ -77,40 +102,43 @@ class PlannedReads:
     def pushes(self) -> bool:
         return self._reading.pushes
 
-    def begin(self, node: Node, ended: Ended, push: bool = False) -> None:
-        """Fetch a sample from the next `send` on, and give it to the kernel if `push`; `ended` is called later."""
-        self._waiting.append((node, ended, push))
+    def begin(self, chunk: Chunk, ended: Ended, push: bool = False) -> None:
+        """Fetch samples from the next `send` on; `ended` is called for each. `push`: give the one to the kernel too."""
+        self._waiting.append((chunk, ended, push))
 
     def send(self) -> None:
         """Ask the source for the samples that have begun, as far as it may be asked now."""
-        going: list[tuple[Node, Ended, bool]] = []
+        going: list[tuple[Chunk, list[_Sample]]] = []
         size = 0
         while self._waiting and len(going) < self._reading.room:
-            node, ended, push = self._waiting[0]
-            if not self._reading.in_flight.fits(node.stat.size, size):
+            chunk, ended, push = self._waiting[0]
+            if not self._reading.in_flight.fits(chunk.length, size):
                 break
             self._waiting.popleft()
-            if self._takes_off(node):
-                going.append((node, ended, push))
-                size += node.stat.size
-            else:
-                ended(None)
+            samples = []
+            for node, cut in zip(chunk.nodes, chunk.cuts, strict=True):
+                if self._takes_off(node):
+                    samples.append(_Sample(node, cut, ended, push))
+                else:
+                    ended(node, None)
+            if samples:
+                going.append((chunk, samples))
+                size += chunk.length
         if not going:
             return
         try:
-            leases = self._content.lease([node.stat.size for node, _, _ in going])
+            leases = iter(self._content.lease([sample.size for _, samples in going for sample in samples]))
         except StoreError as exc:
-            self._fetcher.store_failed(exc)
-            self._flights.finish([node.inode for node, _, _ in going])
-            for node, ended, _ in going:
-                ended(PrefetchResult(UNSTORED, node.stat.size, failed=True))
+            self._failed([sample for _, samples in going for sample in samples], exc)
             return
         patience = self._client.patience()
-        for (node, ended, push), lease in zip(going, leases, strict=True):
-            packed = b"" if lease is None else lease.packed()
-            head = store(node.inode, node.stat.size) if push else b""
-            slot = self._reading.begin(node.path, node.stat.size, node.version, packed, node.inode, head)
-            self._under_way[slot] = _Flight(node, ended, patience, lease, push)
+        for chunk, samples in going:
+            samples = [sample._replace(lease=next(leases)) for sample in samples]
+            files = [(each.cut, b"" if each.lease is None else each.lease.packed()) for each in samples]
+            inode = samples[0].node.inode
+            head = store(inode, chunk.length) if samples[0].push else b""
+            slot = self._reading.begin(*chunk.read, files, inode, head)
+            self._under_way[slot] = _Flight(samples, chunk.length, patience)
         self._counters.add("source_requests", len(going))
         self._reading.send()
 
@@ -142,46 +170,56 @@ class PlannedReads:
             for slot in late:
                 # The chunks stay leased until the read returns, for it may yet write into them.
                 flight = self._under_way.pop(slot)
-                self._reading.abandon(slot, partial(self._free, flight))
+                self._reading.abandon(slot, partial(self._free, flight.samples))
                 self._client.timed_out(flight.patience)
-                self._flights.finish([flight.node.inode])
-                flight.ended(_FAILED)
+                self._end(flight.samples, _FAILED)
 
     def _have_come(self, reads: list[SealedRead]) -> None:
-        come = []
+        come: list[tuple[_Sample, bytes, SealedRead]] = []
+        originals = []
         for read in reads:
             flight = self._under_way.pop(read.slot)
-            if read.error is None:
-                come.append((flight, read))
-            else:
-                self._failed(flight, read.error, read.took_s)
-        if come:
+            if read.error is not None:
+                self._failed(flight.samples, read.error, read.took_s)
+                continue
             self._client.answered()
-            originals = [flight.size for flight, read in come if not read.from_peer]
-            self._counters.add("origin_reads", len(originals))
-            self._counters.add("origin_bytes", sum(originals))
+            if not read.from_peer:
+                originals.append(flight.length)
+            for sample, sealed in zip(flight.samples, read.records, strict=True):
+                if sealed:
+                    come.append((sample, sealed, read))
+                else:
+                    self._failed([sample])
+        self._counters.add("origin_reads", len(originals))
+        self._counters.add("origin_bytes", sum(originals))
+        if come:
             self._store(come)
         self.send()
 
-    def _failed(self, flight: _Flight, error: Exception, took_s: float) -> None:
-        self._free(flight)
-        self._flights.finish([flight.node.inode])
+    def _failed(self, samples: list[_Sample], error: Exception | None = None, took_s: float = 0.0) -> None:
+        self._free(samples)
         if isinstance(error, StoreError):
             self._fetcher.store_failed(error)
-            flight.ended(PrefetchResult(UNSTORED, flight.size, took_s, failed=True))
+            for sample in samples:
+                self._end([sample], PrefetchResult(UNSTORED, sample.size, took_s, failed=True))
         elif isinstance(error, SourceError) and not isinstance(error, SourceUnavailable):
             self._client.answered()
-            flight.ended(_FAILED)
+            self._end(samples, _FAILED)
         else:
-            flight.ended(None)
+            self._end(samples, None)
 
-    def _free(self, flight: _Flight) -> None:
-        if flight.lease is not None:
-            self._content.extents.free([flight.lease])
+    def _end(self, samples: list[_Sample], result: PrefetchResult | None) -> None:
+        self._flights.finish([sample.node.inode for sample in samples])
+        for sample in samples:
+            sample.ended(sample.node, result)
 
-    def _store(self, come: list[tuple[_Flight, SealedRead]]) -> None:
+    def _free(self, samples: list[_Sample]) -> None:
+        self._content.extents.free([sample.lease for sample in samples if sample.lease is not None])
+
+    def _store(self, come: list[tuple[_Sample, bytes, SealedRead]]) -> None:
+        rows = [(sample.node.inode, sample.size, sample.record(sealed)) for sample, sealed, _ in come]
         try:
-            landed = self._cache.land([(flight.node.inode, flight.size, flight.record(read)) for flight, read in come])
+            landed = self._cache.land(rows)
         except StoreError as exc:
             if len(come) > 1:
                 # One record that no longer fits on the disk must not keep the others out.
@@ -189,20 +227,20 @@ class PlannedReads:
                     self._store([each])
                 return
             self._fetcher.store_failed(exc)
-            self._free(come[0][0])
+            self._free([come[0][0]])
             landed = [UNSTORED]
         else:
             self._fetcher.store_works()
-        self._flights.finish([flight.node.inode for flight, _ in come])
-        for (flight, read), where in zip(come, landed, strict=True):
-            result = PrefetchResult(where, flight.size, read.took_s, where not in (FETCHED, HIT), placed=True)
-            if flight.push:
-                self._pushing[read.slot] = flight.ended, result
+        self._flights.finish([sample.node.inode for sample, _, _ in come])
+        for (sample, _, read), where in zip(come, landed, strict=True):
+            result = PrefetchResult(where, sample.size, read.took_s, where not in (FETCHED, HIT), placed=True)
+            if sample.push:
+                self._pushing[read.slot] = sample, result
             else:
-                flight.ended(result)
+                sample.ended(sample.node, result)
 
     def _has_pushed(self, slot: int, pushed: bool) -> None:
         # What was given up has none.
         if (waiting := self._pushing.pop(slot, None)) is not None:
-            ended, result = waiting
-            ended(result._replace(pushed=pushed))
+            sample, result = waiting
+            sample.ended(sample.node, result._replace(pushed=pushed))

@@ -91,7 +91,7 @@ class Prefetcher:
         self._looked_at_s = self._full_until_s = self._idle_at_s = -math.inf
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
-        neighbours = Neighbours(archives, supply.grids, supply.catalogue, cache.engine, supply.fetcher)
+        neighbours = Neighbours(archives, supply.grids, supply.catalogue, cache.engine)
         self._fetch = FetchAhead(
             cache, supply.fetcher, options.fetches, first_fetches(options), neighbours, batches, self._catalogue.size_of
         )

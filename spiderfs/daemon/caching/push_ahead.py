@@ -46,6 +46,7 @@ from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import push_process
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
+from spiderfs.daemon.caching.planned_reads import Chunk
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, first_fetches, positions_ahead
 from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, IN_MEMORY, MOST_BYTES, packed_order
 from spiderfs.linux import steady_clock
@@ -475,7 +476,7 @@ class PushAhead:
             if chunk is not None:
                 self._requested.add(inode)
                 self._coming.update(member.inode for member in chunk.nodes)
-                return fetch.begin(chunk.nodes, reader, partial(self._come, done), chunk)
+                return fetch.begin(chunk, reader, partial(self._come, done))
         # A name that the kernel has forgotten takes the pages of its file along when it is looked up again.
         if not fetch.pushes or node.stat.viewed or now_s < self._unknown_until_s or self._asks_for_names():
             return 0
@@ -487,7 +488,7 @@ class PushAhead:
         order = self._await(node, reader, position, done, stored=False)
         self._requested.add(inode)
         self._coming.add(inode)
-        return fetch.begin([node], reader, partial(self._given, order), None, push=True)
+        return fetch.begin(Chunk.of(node), reader, partial(self._given, order), push=True)
 
     def _given(self, order: _Order, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         """A sample has come that was to be given to the kernel."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
 from archive_files import patient_indexers, tar_of, zip_of
 
 from benchmarks.fakes import MemorySource
@@ -18,11 +18,11 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.daemon.caching.fetch_ahead import Chunk, Neighbours
-from spiderfs.errors import ArchiveFailed, SourceError, SourceUnavailable
+from spiderfs.daemon.caching.fetch_ahead import Neighbours
+from spiderfs.daemon.caching.planned_reads import Chunk
+from spiderfs.errors import ArchiveFailed
 from spiderfs.policies import POLICIES
 from spiderfs.sources.ranges import Grids
-from spiderfs.sources.source import Version
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 
@@ -35,22 +35,6 @@ ROOM = 1 << 20
 def indexers() -> Iterator[Indexers]:
     with patient_indexers() as made:
         yield made
-
-
-class Reads:
-    """In the place of a fetcher: reads ranges of the source, and counts them."""
-
-    def __init__(self, source: ArchiveSource) -> None:
-        self._source = source
-        self.count = 0
-        self.fails: SourceError | None = None
-
-    async def read_range(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        self.count += 1
-        await trio.lowlevel.checkpoint()
-        if self.fails is not None:
-            raise self.fails
-        return self._source.read(path, offset, length, version)
 
 
 class Harness:
@@ -76,8 +60,7 @@ class Harness:
         self.engine.plan("trainer", "list", epoch, 0.0)
         self.reader: PlannedReader = self.engine.schedule.readers["trainer", "list"]
         self.reader.proven = True
-        self.reads = Reads(self.source)
-        self.neighbours = Neighbours(self.source, Grids(), self.catalogue, self.engine, self.reads)  # type: ignore[arg-type]
+        self.neighbours = Neighbours(self.source, Grids(), self.catalogue, self.engine)
 
     def node(self, number: int) -> Node:
         name = b"%03d.jpg" % number
@@ -98,20 +81,14 @@ class Harness:
 
 
 @pytest.mark.parametrize("archive", [b"s.tar", b"s.zip"])
-async def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
+def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
     harness = Harness(indexers, tmp_path, [7, 20, 6, 30, 8, *range(10, 20)], 40, archive)
     chunk = harness.chunk(7)
     assert harness.numbers(chunk) == [6, 7, 8], "no one reads 5 and 9"
-    got: list[bytes] = []
-
-    async def take(node: Node) -> None:
-        got.append(await chunk.payload(node))
-
-    async with trio.open_nursery() as nursery:
-        for node in chunk.nodes:
-            nursery.start_soon(take, node)
-    assert sorted(got) == [FILES[b"%03d.jpg" % number] for number in (6, 7, 8)]
-    assert harness.reads.count == 1
+    whole = harness.source.read(*chunk.read)
+    # They are cut where the archive is read, in another process.
+    cuts = pickle.loads(pickle.dumps(chunk.cuts))
+    assert [cut(whole) for cut in cuts] == [FILES[b"%03d.jpg" % number] for number in (6, 7, 8)]
 
 
 def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: Path) -> None:
@@ -138,22 +115,13 @@ def test_by_a_plan_that_is_not_proven_hardly_anything_comes_along(indexers: Inde
     assert harness.numbers(harness.chunk(7)) == [6, 7], "8 is the 64th"
 
 
-async def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexers, tmp_path: Path) -> None:
-    harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
-    chunk = harness.chunk(7)
-    harness.reads.fails = SourceUnavailable("away")
-    for node in chunk.nodes:
-        with pytest.raises(SourceUnavailable, match="away"):
-            await chunk.payload(node)
-    assert harness.reads.count == 1
-
-
-async def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
+def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
     """The archive was replaced by one of the same size and time."""
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)
     version = harness.memory.stat(b"s.tar").version
     harness.memory.add(b"s.tar", tar_of(dict(reversed(FILES.items()))), mtime_ns=version.mtime_ns)
-    for node in chunk.nodes:
+    whole = harness.source.read(*chunk.read)
+    for cut in chunk.cuts:
         with pytest.raises(ArchiveFailed, match="other bytes"):
-            await chunk.payload(node)
+            cut(whole)

@@ -21,11 +21,12 @@ from waiting import eventually
 from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED
 from spiderfs.daemon.caching import planned_reads
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.planned_reads import Chunk, PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
-from spiderfs.errors import StoreFull
+from spiderfs.errors import ArchiveFailed, StoreFull
 from spiderfs.fuse.wire import _STORE, OUT_HEADER, store
 from spiderfs.metrics import SharedCounters
+from spiderfs.shared.layout import EXTENTS_MAP_FILE
 from spiderfs.shared.shared_memory import MANAGER, Flights
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.in_flight import InFlight
@@ -44,9 +45,17 @@ from spiderfs.vfs.on_demand import Supply
 WORKER = 1
 # The source reads a file of this name when the test says so.
 HELD = "held"
+# A piece of so many bytes of a file cannot be cut out of it.
+TORN = 3_333
 SIZES = [1, 1_000, 16_384, 16_385, 100_000, 300_000]
 # So long only a test waits that fails.
 LIMITS = SourceLimits(timeout_s=60.0, attempts=1, max_concurrent=8)
+
+
+def cut(begin: int, end: int, whole: bytes) -> bytes:
+    if end - begin == TORN:
+        raise ArchiveFailed("not its bytes")
+    return whole[begin:end]
 
 
 class Source(LocalSource):
@@ -130,16 +139,30 @@ class Harness:
         return Node(dentry.inode, name.encode(), found)
 
     def begin(self, *nodes: Node, push: bool = False) -> None:
+        self.begin_chunks(*map(Chunk.of, nodes), push=push)
+
+    def begin_chunks(self, *chunks: Chunk, push: bool = False) -> None:
         def ended(node: Node, result: PrefetchResult | None) -> None:
             self.ended[node.path] = result
 
-        for node in nodes:
-            self.batches.begin(node, partial(ended, node), push)
+        for chunk in chunks:
+            self.batches.begin(chunk, ended, push)
         self.batches.send()
 
     async def fetch(self, *nodes: Node, push: bool = False) -> list[PrefetchResult | None]:
         self.begin(*nodes, push=push)
         return await self.all_ended(*nodes)
+
+    def pieces(self, name: str, *sizes: int) -> Chunk:
+        """A file of which each piece is a sample."""
+        whole, nodes, cuts, at = self.add(name, sum(sizes)), [], [], 0
+        for size in sizes:
+            path = f"{name}-{at}".encode()
+            dentry = self.catalogue.record(ROOT_INODE, path, whole.stat._replace(size=size), 0.0)
+            nodes.append(Node(dentry.inode, path, dentry.stat))
+            cuts.append(partial(cut, at, at + size))
+            at += size
+        return Chunk.of(whole)._replace(nodes=nodes, cuts=cuts)
 
     async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
         await eventually(lambda: all(node.path in self.ended for node in nodes))
@@ -162,6 +185,11 @@ class Harness:
         copied = None if found is None else bytes(found)
         self.content.end_read()
         return copied
+
+    def leased(self) -> bytes:
+        """The map's bytes of all chunks that are taken."""
+        whole = (self.cache_path / EXTENTS_MAP_FILE).read_bytes()
+        return whole[4096 : 4096 + int.from_bytes(whole[:8], "little")].replace(b"\0", b"")
 
     def counted(self, name: str) -> float:
         return self.shared_counters.totals()[name]
@@ -213,6 +241,48 @@ async def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> Non
     assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
     assert harness.counted("origin_bytes") == sum(SIZES)
     assert harness.content.usage().landing_entries == 0
+
+
+async def test_samples_side_by_side_come_with_one_request(harness: Harness) -> None:
+    chunks = [harness.pieces(f"{number}", *SIZES[:4]) for number in range(3)]
+    nodes = [node for chunk in chunks for node in chunk.nodes]
+    harness.begin_chunks(*chunks)
+    results = await harness.all_ended(*nodes)
+    assert [(result.where, result.size, result.placed) for result in results] == [
+        (FETCHED, size, True) for size in 3 * SIZES[:4]
+    ]
+    for chunk in chunks:
+        pieces = [harness.held(node) for node in chunk.nodes]
+        assert b"".join(pieces) == (harness.root / os.fsdecode(chunk.read[0])).read_bytes()
+    assert harness.counted("origin_reads") == harness.counted("source_requests") == len(chunks)
+    assert harness.counted("origin_bytes") == 3 * sum(SIZES[:4])
+    assert harness.in_flight[-1] == 0
+
+
+async def test_of_a_chunk_only_what_is_missing_is_stored(harness: Harness) -> None:
+    chunk = harness.pieces("file", 20_000, 50_000, TORN, 30_000)
+    stored, torn = chunk.nodes[1], chunk.nodes[2]
+    harness.content.land(ContentKey(stored.inode), bytes(50_000))
+    harness.begin_chunks(chunk)
+    results = await harness.all_ended(*chunk.nodes)
+    assert [result and result.where for result in results] == [FETCHED, None, None, FETCHED]
+    content = (harness.root / "file").read_bytes()
+    assert harness.held(chunk.nodes[0]) == content[:20_000]
+    assert harness.held(stored) == bytes(50_000)
+    assert harness.held(torn) is None
+    assert harness.held(chunk.nodes[3]) == content[-30_000:]
+    # Of what was leased, chunks of 16 KiB are taken by what is stored, and no others.
+    assert len(harness.leased()) == 2 + 4 + 2
+
+
+async def test_a_chunk_that_fails_is_handed_back_as_samples(harness: Harness) -> None:
+    away, refused = harness.pieces("away", 20_000, 30_000), harness.pieces("refused", 20_000, 30_000)
+    (harness.root / "refused").unlink()
+    away = away._replace(read=(*away.read[:2], 60_000, away.read[3]))
+    harness.begin_chunks(away, refused)
+    assert await harness.all_ended(*away.nodes) == [None, None]
+    failed = PrefetchResult(None, failed=True)
+    assert await harness.all_ended(*refused.nodes) == [failed, failed]
 
 
 async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> None:

@@ -23,7 +23,7 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import push_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.fetch_ahead import Chunk
+from spiderfs.daemon.caching.planned_reads import Chunk
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.push_ahead import Pusher as Pushing
@@ -90,12 +90,10 @@ class Together:
             return None
         return SimpleNamespace(nodes=[node, beside])  # type: ignore[return-value]
 
-    def begin(
-        self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
-    ) -> int:
-        (self.given if push else self.begun).extend(node.inode for node in nodes)
+    def begin(self, chunk: Chunk, reader: PlannedReader, done: Done, push: bool = False) -> int:
+        (self.given if push else self.begun).extend(node.inode for node in chunk.nodes)
         self.done = done
-        return sum(node.stat.size for node in nodes)
+        return sum(node.stat.size for node in chunk.nodes)
 
 
 class Harness:

@@ -76,12 +76,6 @@ class _Sample(NamedTuple):
         return sealed if self.lease is None else chunked_record(ContentKey(self.node.inode), sealed, self.lease)
 
 
-class _Come(NamedTuple):
-    sample: _Sample
-    sealed: bytes
-    read: SealedRead
-
-
 @dataclass(slots=True)
 class _Flight:
     samples: list[_Sample]
@@ -135,16 +129,14 @@ class PlannedReads:
         try:
             leases = iter(self._content.lease([sample.size for _, samples in going for sample in samples]))
         except StoreError as exc:
-            for _, samples in going:
-                self._failed(samples, exc)
+            self._failed([sample for _, samples in going for sample in samples], exc)
             return
         patience = self._client.patience()
         for chunk, samples in going:
             samples = [sample._replace(lease=next(leases)) for sample in samples]
             files = [(each.cut, b"" if each.lease is None else each.lease.packed()) for each in samples]
-            inode, head = samples[0].node.inode, b""
-            if samples[0].push:
-                head = store(inode, chunk.length)
+            inode = samples[0].node.inode
+            head = store(inode, chunk.length) if samples[0].push else b""
             slot = self._reading.begin(*chunk.read, files, inode, head)
             self._under_way[slot] = _Flight(samples, chunk.length, patience)
         self._counters.add("source_requests", len(going))
@@ -183,7 +175,8 @@ class PlannedReads:
                 self._end(flight.samples, _FAILED)
 
     def _have_come(self, reads: list[SealedRead]) -> None:
-        come, originals = [], []
+        come: list[tuple[_Sample, bytes, SealedRead]] = []
+        originals = []
         for read in reads:
             flight = self._under_way.pop(read.slot)
             if read.error is not None:
@@ -194,7 +187,7 @@ class PlannedReads:
                 originals.append(flight.length)
             for sample, sealed in zip(flight.samples, read.records, strict=True):
                 if sealed:
-                    come.append(_Come(sample, sealed, read))
+                    come.append((sample, sealed, read))
                 else:
                     self._failed([sample])
         self._counters.add("origin_reads", len(originals))
@@ -223,7 +216,7 @@ class PlannedReads:
     def _free(self, samples: list[_Sample]) -> None:
         self._content.extents.free([sample.lease for sample in samples if sample.lease is not None])
 
-    def _store(self, come: list[_Come]) -> None:
+    def _store(self, come: list[tuple[_Sample, bytes, SealedRead]]) -> None:
         rows = [(sample.node.inode, sample.size, sample.record(sealed)) for sample, sealed, _ in come]
         try:
             landed = self._cache.land(rows)
@@ -234,7 +227,7 @@ class PlannedReads:
                     self._store([each])
                 return
             self._fetcher.store_failed(exc)
-            self._free([come[0].sample])
+            self._free([come[0][0]])
             landed = [UNSTORED]
         else:
             self._fetcher.store_works()

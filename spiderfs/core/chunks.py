@@ -66,9 +66,7 @@ def chunk_of(
     return list(chunk)
 
 
-def is_worth_it(
-    engine: Engine, reader: PlannedReader, key: Key, size: int, since: int, near_caches: float = NEAR_CACHES
-) -> bool:
+def is_worth_it(engine: Engine, reader: PlannedReader, key: Key, size: int, since: int) -> bool:
     """Whether a neighbour is to come along: it is used soon, and the engine would keep it now.
 
     Soon: the reader's plan of this epoch reads it before the samples from position `since` on have filled the cache so
@@ -81,4 +79,4 @@ def is_worth_it(
     # What is in hand takes room too, unless the kernel has it: a small cache may have none beside it.
     in_hand = reader.in_hand if engine.schedule.opens_are_reported else 0
     room_bytes = engine.budget_bytes - in_hand * mean_bytes
-    return (position - since) * mean_bytes < near_caches * room_bytes and engine.would_keep(key, size)
+    return (position - since) * mean_bytes < NEAR_CACHES * room_bytes and engine.would_keep(key, size)

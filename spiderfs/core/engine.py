@@ -102,11 +102,7 @@ class Engine:
         self._set_budget(capacity_bytes, landing_bytes)
 
     def opened(self, key: Key, size: int) -> Changes:
-        """Note that a sample was opened: an open of a member is a hit.
-
-        The caller must have put any other sample into landing; it is then a candidate, and the returned changes say
-        whether it is kept.
-        """
+        """Note an open: of a member it is a hit; any other sample, which is in landing, is a candidate."""
         if key in self.members:
             self.read_unseen(key, size)
             return self.place(key, size) if key in self._unnamed else NOTHING
@@ -137,10 +133,7 @@ class Engine:
         return size <= min(share, self.policy.limit(self.policy.section_for(key), share, self.section_bytes))
 
     def place(self, key: Key, size: int) -> Changes:
-        """Put a sample into the section that it belongs to now, although no one has opened it.
-
-        A member moves if it is in another section, also a block. Any other sample is a candidate, as in `opened`.
-        """
+        """Put a sample where it belongs now: a member, also a block, moves; any other is a candidate."""
         member = self.members.get(key)
         if member is None:
             return self.block_read(key, size) if isinstance(key, tuple) else self._offer(key, size)
@@ -254,10 +247,7 @@ class Engine:
         return 0.0 if isinstance(key, tuple) else self.policy.score(key)
 
     def pin(self, inode: Key, size: int) -> bool:
-        """Pin a file of `size` bytes if there is room for it; returns whether it is pinned now, and will be kept.
-
-        The caller has to `place` what of it is in the store. The rest follows when it comes.
-        """
+        """Pin a file if there is room; whether it is pinned, and will be kept. The caller places what is stored."""
         # After a mount only what the store had of a large file counts.
         missing = size - self.pins.size_of(inode)
         if missing > 0 or inode not in self.pins:
@@ -304,10 +294,7 @@ class Engine:
         self.rerank()
 
     def rank_some(self, limit: int) -> bool:
-        """Rank so many of those samples again whose use by readers on other nodes has changed; whether there were any.
-
-        A list has millions: the caller sees to other tasks between.
-        """
+        """Rank up to `limit` samples again whose use on other nodes has changed; whether there were any."""
         changed = self.schedule.remote.taken_changes(limit)
         for key in changed:
             self._foresight.changed(key)
@@ -316,10 +303,7 @@ class Engine:
     def wanted(
         self, trainer: Hashable, key: Key, now_s: float, late: bool = False, access: Access | None = None
     ) -> None:
-        """A trainer opened this sample, even if it got a substitute; `late` if it had to wait for the source.
-
-        `access` is what `Schedule.drawn` gets of it. The caller must call this before `opened`.
-        """
+        """A trainer opened a sample, `late` if it waited; call it before `opened`. `access`: for `Schedule.drawn`."""
         trusted = self.schedule.trusted
         changed = self.schedule.opened(trainer, key, now_s, late, access)
         if self.schedule.trusted is not trusted:

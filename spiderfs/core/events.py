@@ -158,10 +158,7 @@ Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning | WarmUp | A
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The rank will read these samples in this epoch, from position `start` on: from now on, or later (`begun` False).
-
-    Without samples the rank breaks the epoch off that it has begun.
-    """
+    """The rank reads these from `start` on, now or later (`begun` False); without keys it breaks its epoch off."""
 
     rank: int
     job_dataset_id: str

@@ -339,11 +339,7 @@ class PolicyFeed:
     # -- jobs and job datasets
 
     def begin_job(self, job_id: str, epochs: int | None = None, epochs_done: int | None = None) -> Changes:
-        """A job begins, or comes back: one with a known id goes on with its elastic state.
-
-        `epochs` is how many the training will have in all, and `epochs_done` how many it has done before; None if that
-        is not known.
-        """
+        """A job begins, or comes back to its elastic state; `epochs` in all, and `epochs_done`, None if not known."""
         job = self._job(job_id)
         if epochs is not None:
             job.epochs = epochs

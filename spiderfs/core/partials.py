@@ -33,10 +33,7 @@ NONE = 0
 
 
 class Partials:
-    """The members of the section, by inode; `share` is how much of the capacity they may take.
-
-    Invariant, after every call: bytes == sum of the members' sizes <= limit_bytes.
-    """
+    """The section's members, up to a `share` of the capacity; bytes == sum of their sizes <= limit_bytes always."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -60,10 +57,7 @@ class Partials:
     # -- rooms
 
     def begin(self, store: str, wanted_bytes: int) -> int:
-        """A loader begins; returns the bytes that it may fill: what it wants, or what is left.
-
-        `store` names what it keeps: processes that give the same name share one room.
-        """
+        """A loader begins; the bytes that it may fill. Processes that give the same `store` share one room."""
         taken = sum(room for other, room in self._rooms.items() if other != store)
         room = self._rooms[store] = max(0, min(wanted_bytes, self.limit_bytes - taken))
         return room

@@ -97,10 +97,7 @@ class Policy(ABC):
         return cls()
 
     def limit(self, section: str, share_bytes: int, held_bytes: Mapping[str, int]) -> int:
-        """Bytes that one section may hold while the policy as a whole may hold `share_bytes`.
-
-        `held_bytes` says how many bytes each section holds now, so that one section may use what another leaves free.
-        """
+        """Bytes that a section may hold of the policy's `share_bytes`; `held_bytes` has what each section holds now."""
         return share_bytes
 
     def section_for(self, key: Key) -> str:

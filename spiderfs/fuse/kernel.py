@@ -136,10 +136,7 @@ class Handles:
 
 
 class OpenDelivery:
-    """The answer to one OPEN of a small file, for the process that reads the file; see `sources/source.py`.
-
-    `number` is the kernel's number of the request. The handle is the inode, as `Filesystem.open` gives it.
-    """
+    """The answer to the OPEN of a small file with this `number`, by who reads the file (`sources/source.py`)."""
 
     __slots__ = ("_handles", "_inode", "_number", "done")
 

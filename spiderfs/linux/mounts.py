@@ -266,11 +266,7 @@ def unmount_or_detach(path: Path) -> None:
 
 
 def open_abort(path: str | Path) -> int | None:
-    """A descriptor with which `abort` ends the FUSE connection of the mount here; None if this user gets none.
-
-    The descriptor always means this connection, even when a later one has the same number, and it does not keep the
-    mount in use.
-    """
+    """A descriptor for `abort`, of just this FUSE connection, which keeps nothing in use; None if refused."""
     on_top = mounted_at(path)
     if on_top is None:
         return None

@@ -153,11 +153,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def source_speed(files: list[Path], most_readers: int) -> SourceSpeed:
-    """Read files that are not cached, each once: by one reader, by two, by four, and so on.
-
-    There must be a file at least. Where there are few, there is less to see: a look with fewer than two files for each
-    reader is left out.
-    """
+    """Read files, at least one and each once, by one, two, four readers..., while there are two for each of these."""
     left = iter(files)
     first = list(islice(left, _FIRST_FILES))
     took_s = [_read_all([path], 1).seconds for path in first]

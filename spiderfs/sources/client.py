@@ -64,10 +64,7 @@ class SourceLimits:
 
 
 def pause_s(attempt: int, limits: SourceLimits, rng: random.Random) -> float:
-    """How long to wait after so many attempts have failed.
-
-    Full jitter (AWS, "Exponential Backoff And Jitter"): workers that failed together do not return together.
-    """
+    """The pause after so many attempts, with full jitter (AWS, "Exponential Backoff And Jitter")."""
     return rng.uniform(0, min(limits.max_backoff_s, limits.backoff_s * 2 ** min(attempt - 1, 30)))
 
 
@@ -195,10 +192,7 @@ class SourceClient:
         return await self._in_time(self._read, args, patience or self.patience())
 
     async def ask(self, ask: Callable[[], Awaitable[T]], limited: Callable[[trio.CancelScope], object]) -> T:
-        """Ask the source something by `ask`, as `read` does: within the time limit, and again after failures.
-
-        `limited` is given the scope that ends it, whose deadline may be moved while the answer is coming.
-        """
+        """Ask by `ask`, with the limits and attempts of `read`; `limited` gets the scope, whose deadline may move."""
         return await self._in_time(ask, (), self.patience(), limited=limited)
 
     async def _sign(self) -> None:

@@ -36,10 +36,7 @@ class OpenedSource(Source, Protocol):
 
 
 class Opener(NamedTuple):
-    """How sources of one kind are made.
-
-    `make` asks the network nothing: each process of a mount makes its own connections, when it asks its first question.
-    """
+    """How sources of one kind are made; `make` asks the network nothing, for each process connects by itself."""
 
     make: Callable[[str, StoreSettings], OpenedSource]
     settings: frozenset[str] = frozenset()

@@ -94,10 +94,7 @@ class SealedRead(NamedTuple):
 
 
 class Destination(Protocol):
-    """Blocks in the store, at the `place` that `write_part` is given. From `begun` to `ended` they must be held.
-
-    `came` is called with the number of blocks that are written.
-    """
+    """Blocks at the `place` of `write_part`, held from `begun` to `ended`; `came` gets the number that are written."""
 
     place: bytes
 

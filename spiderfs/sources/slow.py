@@ -89,11 +89,7 @@ class SlowSettings:
                 self.set(name, value)
 
     def reserve_line(self, size: int, start: float) -> float:
-        """When `size` bytes asked for at `start` have come through the shared line, in seconds of time.monotonic().
-
-        CLOCK_MONOTONIC is one clock for all processes. Reservations queue up behind each other, so the rate holds for
-        any number of threads and processes, and an idle line saves up nothing.
-        """
+        """When `size` bytes asked for at `start` have come through the line of all, in seconds of time.monotonic()."""
         bandwidth = self.get("bandwidth")
         if bandwidth == 0:
             return start
@@ -123,10 +119,7 @@ class SlowSettings:
 
 
 class SlowSource:
-    """`inner`, as slow as `settings` say at the moment of each call.
-
-    Bandwidth counts the bytes of files only. `clock` and `sleep` are those of the time module, and must go together.
-    """
+    """`inner`, as slow as `settings` say at each call; `clock` and `sleep` are those of time, and go together."""
 
     def __init__(
         self,

@@ -111,15 +111,10 @@ class Source(Protocol):
         """
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        """Bytes [offset, offset + length) of just this version, short only at its end; raises SourceChanged for
-        another.
-        """
+        """Bytes [offset, offset + length) of this version, short only at its end; raises SourceChanged for another."""
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
-        """Attributes and all bytes of whatever version of a file is there now.
-
-        Raises SourceChanged if it is no regular file of up to `most_bytes`, or changes while it is read.
-        """
+        """Attributes and bytes of the version there now; raises SourceChanged for none, a larger or a changing one."""
 
     def readlink(self, path: bytes) -> bytes:
         """The link's text, untouched."""
@@ -142,10 +137,7 @@ class Streams(Protocol):
     """A source that can give bytes while they come."""
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """What `Source.read` gives, in order and in one request where the source has such; raises what `read` raises.
-
-        The bytes of each step are already known to be of this version.
-        """
+        """What `Source.read` gives and raises, in order, if possible in one request; each step is of this version."""
 
 
 def streamed(source: Source, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:

@@ -183,22 +183,18 @@ class Snapshot:
     def write(self, piece: bytes) -> None:
         """Add a piece; raises NoRoom."""
         if self._file is not None:
-            self._write(self._file, piece)
+            before, rest = self._file.tell(), memoryview(piece)
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._in_memory = bytearray(self._path.read_bytes()[:before])
+                self._give_file_up()
         if self._file is None:
             if self._in_memory is None or len(self._in_memory) + len(piece) > _UNWRITTEN_BYTES:
                 raise errors.NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
             self._in_memory += piece
-
-    def _write(self, file: io.FileIO, piece: bytes) -> None:
-        before = file.tell()
-        try:
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._in_memory = bytearray(self._path.read_bytes()[:before])
-            self._give_file_up()
             return
         self._unchecked_bytes += len(piece)
         if self._unchecked_bytes >= _LOOK_AGAIN_BYTES:

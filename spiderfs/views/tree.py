@@ -275,11 +275,6 @@ class MakerPool:
         # Images and recipes that take too long, and what was said of them.
         self._too_long: OrderedDict[tuple[bytes, Recipe], str] = OrderedDict()
 
-    @property
-    def pids(self) -> list[int]:
-        """The makers that wait for work."""
-        return [maker.pid for maker in self._idle]
-
     def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
         self._refuse_too_long(original, recipe)

@@ -226,10 +226,7 @@ class SharedList:
     # -- epochs of ranks ---------------------------------------------------------------------------------------------
 
     def begin(self, rank_id: Hashable, job: Hashable, rest: npt.NDArray[np.integer]) -> None:
-        """A rank of a job begins an epoch, or goes on with one; the `rest`, samples that differ, are pending for it.
-
-        The rank may read an earlier epoch no further. Nearly all samples are pending for others than before.
-        """
+        """A rank begins an epoch, or goes on with one, in place of an earlier; the `rest` is pending for it."""
         self._release(rank_id)
         rank = self.ranks[rank_id] = SharingRank(job, len(self))
         np.frombuffer(rank.state, np.uint8)[rest] = _PENDING

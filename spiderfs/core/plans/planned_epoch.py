@@ -108,10 +108,7 @@ class PlannedEpoch:
         return self.keys[sample]
 
     def swap(self, position: int, sample: int) -> list[Key]:
-        """Have a position and that of a sample change places; returns the files of both.
-
-        Nothing happens, and the list is empty, unless both are pending and differ. The epoch must not repeat samples.
-        """
+        """Let a position and a sample's change places if both are pending; the files of both. No sample may repeat."""
         if not (position < len(self.order) and sample < len(self.head) and self.pending(position)):
             return []
         other, before = int(self.head[sample]), int(self.order[position])

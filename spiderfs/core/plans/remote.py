@@ -40,21 +40,23 @@ class Paced:
     """Times are computed from an anchor, so that they change together, and only when someone asks for it."""
 
     def __init__(self, now_s: float, position: int) -> None:
+        self.reached = position
+        """One past the furthest position to which the reader has come."""
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
         # The pace is measured from the first batch on, not from the plan on: a training may begin much later.
         self._paced_at: tuple[float, int] | None = None
-        self._anchor_pace_s = self.pace_s
         self._has_pace = self._may_have_paused = False
-        self._anchor_at(now_s, position)
+        self.anchor(now_s)
 
     def time_of(self, position: int) -> float:
         """When the reader will come to a position, by its pace; the time of what is in hand is over."""
         anchored_s, anchored = self._anchor
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
-    def _anchor_at(self, now_s: float, position: int) -> None:
-        self._anchor = (now_s, position)
+    def anchor(self, now_s: float) -> None:
+        """Compute times from now and from where the reader is now; the times of all its next uses change."""
+        self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
 
     def _keep_pace(self, position: int, now_s: float) -> None:
@@ -140,9 +142,6 @@ class _Reader(Paced):
     def come(self, position: int, now_s: float) -> None:
         self.reached = max(self.reached, position)
         self._keep_pace(self.reached, now_s)
-
-    def anchor(self, now_s: float) -> None:
-        self._anchor_at(now_s, self.reached)
 
     def has_drifted(self, now_s: float, tolerance_s: float) -> bool:
         end = len(self.part.order)
@@ -237,10 +236,7 @@ class RemoteReaders:
         return len(self._readers)
 
     def plan(self, reader: Hashable, part: PlanPart, now_s: float) -> Iterator[None]:
-        """A reader begins an epoch, or goes on with it: note it, with chances for other tasks between.
-
-        No more is noted if the reader gets another plan meanwhile, or has none any more.
-        """
+        """A reader begins an epoch: note it, with chances for other tasks, until it gets another plan or has none."""
         known = self._readers.get(reader)
         if known is None:
             number = next((free for free in range(1, _MOST_READERS) if free not in self._by_number), None)

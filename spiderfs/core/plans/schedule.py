@@ -89,8 +89,7 @@ class PlannedReader(Paced):
         """The plans of the epochs that follow, in order, as far as they are known."""
         self.dispatched = self.taken = epoch.start
         """How many positions the loader workers have been given, and how many of them the training loop has taken."""
-        self.reached = epoch.start
-        """One past the furthest position that was dispatched, or opened before its dispatch was reported."""
+        # `reached` is one past the furthest position that was dispatched, or opened before its dispatch was reported.
         self.in_hand = 0
         """How many positions before `reached` are pending: the workers have them, and no one has seen the opens."""
         self.look_ahead = LOOK_AHEAD
@@ -156,10 +155,7 @@ class PlannedReader(Paced):
         self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)[:LATER_EPOCHS]
 
     def progressed(self, dispatched: int, taken: int, now_s: float) -> list[Key]:
-        """The reader has come so far in its epoch; returns the keys whose next use has changed.
-
-        Numbers that are lower than before, or beyond the end of the plan, count only as far as they can be true.
-        """
+        """The reader has come so far, as far as that can be true; returns the keys whose next use has changed."""
         first = self.dispatched
         self.dispatched = max(first, min(dispatched, len(self.epoch)))
         if self._reported_from is None:
@@ -288,10 +284,6 @@ class PlannedReader(Paced):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)
             before += len(epoch)
-
-    def anchor(self, now_s: float) -> None:
-        """Compute times from now and from where the reader is now; the times of all its next uses change."""
-        self._anchor_at(now_s, self.reached)
 
     def drift_s(self, now_s: float) -> float:
         """By how many seconds the computed times are wrong for where the reader is now."""
@@ -428,10 +420,7 @@ class Schedule:
     def progressed(
         self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float
     ) -> list[Key]:
-        """Note how far a trainer is in epoch `number` of a list; returns the keys whose next use has changed.
-
-        The plan of that epoch may begin later than this; an epoch that is over is left out.
-        """
+        """Note how far a trainer is in an epoch, which may begin later; returns keys whose next use has changed."""
         reader = self.readers.get((trainer, name))
         if reader is not None and reader.epoch.number == number:
             return reader.progressed(dispatched, taken, now_s)
@@ -470,10 +459,7 @@ class Schedule:
         return any(reader.trusted and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
 
     def opened(self, trainer: Hashable, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
-        """Note that a trainer opened a file, `late` if it waited; returns the keys whose next use has changed.
-
-        `access`: as in `PlannedReader`. If `trusted` is another tuple afterwards, all next uses may have changed.
-        """
+        """As `PlannedReader.opened`; if `trusted` is another tuple afterwards, all next uses may have changed."""
         changed: list[Key] = []
         if trainer not in self._of_trainer:
             self._opened_before.append((trainer, key, now_s))

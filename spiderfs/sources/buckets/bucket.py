@@ -70,10 +70,7 @@ def _listed(key: str, size: str, modified: datetime, e_tag: str) -> Listed:
 
 
 def amazons_page(body: bytes, quoted: bool = False) -> Page:
-    """The answer to ListObjectsV2; raises SourceUnavailable if it cannot be read.
-
-    `quoted`: its keys are quoted as in URLs, also if it does not say so.
-    """
+    """The answer to ListObjectsV2, with keys `quoted` though it does not say so; raises SourceUnavailable."""
     with _readable():
         page = _parsed(body, "ListBucketResult")
         said = _texts(page)

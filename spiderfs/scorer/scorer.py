@@ -28,22 +28,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from spiderfs.scorer import index
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex, is_installed
-from spiderfs.scorer.index import (
-    ExactIndex,
-    Ids,
-    Near,
-    NeighbourIndex,
-    Vectors,
-    blocks_of,
-    check_whole,
-    exact_nearest,
-    normalised,
-    save_arrays,
-    saved_arrays,
-    write_whole,
-)
+from spiderfs.scorer.index import ExactIndex, Ids, Near, NeighbourIndex, Vectors
 from spiderfs.scorer.scoring import BatchScores, FoundHub, ScorerOptions, Scoring
 
 # This many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.
@@ -214,8 +202,8 @@ class Scorer(Scoring):
     @classmethod
     def saved(cls, labels: ArrayLike, options: ScorerOptions, directory: Path) -> Self | None:
         try:
-            check_whole(directory / STATE_FILE)
-            dimension = int(saved_arrays(directory / STATE_FILE)["identity"][3])
+            index.check_whole(directory / STATE_FILE)
+            dimension = int(index.saved_arrays(directory / STATE_FILE)["identity"][3])
         except (OSError, ValueError, KeyError, IndexError):
             return None
         made = cls(labels, dimension, options)
@@ -241,7 +229,7 @@ class Scorer(Scoring):
         ids, first = self._different(indices)
         if not np.isfinite(embeddings).all():
             raise ValueError("an embedding has numbers that are not finite")
-        vectors = embeddings[first].astype(np.float32) if self._raw else normalised(embeddings[first])
+        vectors = embeddings[first].astype(np.float32) if self._raw else index.normalised(embeddings[first])
         self.index.update(ids, vectors)
         self._present[ids] = True
         if not self._radius.settled:
@@ -302,7 +290,7 @@ class Scorer(Scoring):
         ids = rng.choice(present, min(sample, len(present)), replace=False)
         vectors = self.index.vectors(ids)
         most, radius = self.options.neighbours, self.radius
-        exactly = exact_nearest(blocks_of(self.index), ids, vectors, most, radius).within()
+        exactly = index.exact_nearest(index.blocks_of(self.index), ids, vectors, most, radius).within()
         # Each pair of a row and its neighbour becomes one number.
         found, true = (
             (near.rows * len(self.labels) + near.ids)[self._are_alike(ids, near)]
@@ -314,16 +302,16 @@ class Scorer(Scoring):
 
     def save(self, directory: Path) -> None:
         """Write the index and the scores. After a crash between the two, the scores are older, which does no harm."""
-        write_whole(directory / INDEX_FILE, self.index.save)
+        index.write_whole(directory / INDEX_FILE, self.index.save)
         scores = {"scores": self.scores, "scored": self._scored, "same": self._same, "other": self._other}
         arrays = {"identity": self._identity(), **scores, **self._radius.state()}
-        write_whole(directory / STATE_FILE, lambda path: save_arrays(path, arrays))
+        index.write_whole(directory / STATE_FILE, lambda path: index.save_arrays(path, arrays))
 
     def restore(self, directory: Path) -> bool:
         try:
             for name in (STATE_FILE, INDEX_FILE):
-                check_whole(directory / name)
-            state = saved_arrays(directory / STATE_FILE)
+                index.check_whole(directory / name)
+            state = index.saved_arrays(directory / STATE_FILE)
             if state["identity"].tolist() != self._identity():
                 return False
             self.index.restore(directory / INDEX_FILE)

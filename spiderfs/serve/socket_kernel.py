@@ -34,16 +34,7 @@ from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
 from spiderfs.fuse.kernel import Serving, error_number
 from spiderfs.linux.mounts import MAX_SYMLINKS
-from spiderfs.protocol.requests import (
-    ENVIRONMENT,
-    INLINE_BYTES,
-    LENGTH,
-    PIECE_BYTES,
-    REQUEST_BYTES,
-    frame,
-    peer_of,
-    socket_address,
-)
+from spiderfs.protocol import requests
 from spiderfs.vfs.answer_types import Attributes, Caller
 from spiderfs.vfs.catalogue import ROOT_INODE
 from spiderfs.vfs.filesystem import Filesystem
@@ -68,9 +59,10 @@ def listen(at: Path) -> SocketKernel:
         found = at.parent.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
             raise errors.MountError(
-                f"{at.parent} is not a directory of this user alone: run chmod 700, or name another, {ENVIRONMENT}=DIR"
+                f"{at.parent} is not a directory of this user alone: run chmod 700, or name another,"
+                f" {requests.ENVIRONMENT}=DIR"
             )
-        with socket_address(at) as address:
+        with requests.socket_address(at) as address:
             if _answers(address):
                 raise errors.MountError(f"spiderfs://{at.name} is served already: choose another name, or end it first")
             at.unlink(missing_ok=True)
@@ -80,7 +72,7 @@ def listen(at: Path) -> SocketKernel:
         listener.listen(_BACKLOG)
     except OSError as exc:
         raise errors.MountError(
-            f"cannot listen at {at} ({exc.strerror}): name another directory, {ENVIRONMENT}=DIR"
+            f"cannot listen at {at} ({exc.strerror}): name another directory, {requests.ENVIRONMENT}=DIR"
         ) from exc
     listener.setblocking(False)
     return SocketKernel(listener)
@@ -166,7 +158,7 @@ class Session:
         self._serving = serving
         self._fs: Filesystem = serving.filesystem
         self._peer = peer
-        self._who = peer_of(peer)
+        self._who = requests.peer_of(peer)
         # By handle: the inode that was opened.
         self._opened: dict[int, list[int]] = {}
         self._of_paths: dict[str, Callable[[Caller, bytes, int], Awaitable[Any]]] = {
@@ -180,7 +172,7 @@ class Session:
         try:
             while (asked := await self._request()) is not None:
                 answer = await self._answer(asked, too_many)
-                await self._send(frame(answer))
+                await self._send(requests.frame(answer))
         except (ValueError, BrokenPipeError, ConnectionError) as exc:
             log.debug("a connection of process %d ended: %s", self._who.pid, exc)
         finally:
@@ -193,11 +185,11 @@ class Session:
 
     async def _request(self) -> Any:
         """What is asked next; None at the end of the connection. Raises ValueError for what is no request."""
-        head = await self._received(LENGTH.size)
-        if len(head) < LENGTH.size:
+        head = await self._received(requests.LENGTH.size)
+        if len(head) < requests.LENGTH.size:
             return None
-        (length,) = LENGTH.unpack(head)
-        if length > REQUEST_BYTES:
+        (length,) = requests.LENGTH.unpack(head)
+        if length > requests.REQUEST_BYTES:
             raise ValueError(f"a request of {length} bytes")
         return msgpack.unpackb(await self._received(length), use_list=False)
 
@@ -349,7 +341,7 @@ class Session:
         except BaseException:
             await self._close(handle, inode)
             raise
-        if content is not None and len(content) <= INLINE_BYTES:
+        if content is not None and len(content) <= requests.INLINE_BYTES:
             await self._close(handle, inode)
             return shown(attributes), handle, inode, content
         return shown(attributes), handle, inode, None
@@ -357,15 +349,15 @@ class Session:
     async def _whole(self, handle: int, inode: int) -> bytes | None:
         """What an open file holds; None if that is more than INLINE_BYTES. The size of a control file is not known."""
         content = bytearray()
-        while len(content) <= INLINE_BYTES:
-            piece = await self._read(handle, inode, len(content), PIECE_BYTES)
+        while len(content) <= requests.INLINE_BYTES:
+            piece = await self._read(handle, inode, len(content), requests.PIECE_BYTES)
             content += piece
-            if len(piece) < PIECE_BYTES:
+            if len(piece) < requests.PIECE_BYTES:
                 return bytes(content)
         return None
 
     async def _read(self, handle: int, inode: int, offset: int, size: int) -> bytes:
-        piece = bytes(await self._fs.read(handle, offset, min(size, PIECE_BYTES), inode))
+        piece = bytes(await self._fs.read(handle, offset, min(size, requests.PIECE_BYTES), inode))
         self._serving.idle()
         return piece
 

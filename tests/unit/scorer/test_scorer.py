@@ -242,8 +242,8 @@ class TestScorer:
         statistics = scorer.statistics()
         assert 5 < statistics["median_same"] < 29
         assert statistics["isolated_share"] < 0.2
-        assert statistics.scored_share == 1
-        assert statistics.sigma == pytest.approx(scorer.scores.std(), rel=1e-4)
+        assert scorer.scored_share == 1
+        assert statistics["sigma"] == pytest.approx(scorer.scores.std(), rel=1e-4)
         # What lies in another class is what is worth most.
         assert scorer.recall(100, np.random.default_rng(0)) > 0.9
 

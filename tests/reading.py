@@ -27,6 +27,8 @@ order = random.Random(int(sys.argv[1]))
 wanted = json.loads(sys.argv[2])
 names = sorted(wanted)
 rounds = int(sys.argv[3])
+if sys.argv[4]:
+    from spiderfs import client
 reads, wrong, errors, longest = 0, [], [], 0.0
 print("reading", flush=True)
 while rounds and not select.select([0], [], [], 0)[0]:
@@ -35,10 +37,10 @@ while rounds and not select.select([0], [], [], 0)[0]:
     for name in names:
         began = time.monotonic()
         try:
-            fd = os.open(name, os.O_RDONLY)
+            found = hashlib.blake2b(client.read_bytes(name) if sys.argv[4] else b"")
+            fd = os.open(os.devnull if sys.argv[4] else name, os.O_RDONLY)
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                found = hashlib.blake2b()
                 while piece := os.read(fd, 1 << 17):
                     found.update(piece)
             finally:
@@ -68,11 +70,14 @@ class Report(NamedTuple):
 
 
 class Reader:
-    def __init__(self, point: Path, wanted: Mapping[str, str], seed: int, rounds: int = -1) -> None:
+    def __init__(self, point: Path, wanted: Mapping[str, str], seed: int, rounds: int, around: bool) -> None:
         self._endless = rounds < 0
         texts = {os.fspath(point / name): digest for name, digest in wanted.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _READER, str(seed), json.dumps(texts), str(rounds)],
+            [
+                *(sys.executable, *([] if around else ["-I", "-S"]), "-c", _READER),
+                *(str(seed), json.dumps(texts), str(rounds), "around" if around else ""),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -100,11 +105,16 @@ class Reader:
 
 
 @contextlib.contextmanager
-def readers(count: int, point: Path, wanted: Mapping[str, str], rounds: int = -1) -> Iterator[list[Reader]]:
-    """Start `count` readers and wait until all have begun; when the context ends, all are killed."""
+def readers(
+    count: int, point: Path, wanted: Mapping[str, str], rounds: int = -1, around: bool = False
+) -> Iterator[list[Reader]]:
+    """Start `count` readers and wait until all have begun; when the context ends, all are killed.
+
+    They read `around` FUSE by `spiderfs.client`, or through the mount.
+    """
     started: list[Reader] = []
     try:
-        started += [Reader(point, wanted, seed, rounds) for seed in range(count)]
+        started += [Reader(point, wanted, seed, rounds, around) for seed in range(count)]
         for reader in started:
             reader.wait_started()
         yield started

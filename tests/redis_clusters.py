@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import redis
+from mounting import eventually
 from redis.crc import key_slot
 
-from benchmarks.common.redis_server import PATIENCE_S, RedisServer
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.web_server import free_port
 
 _SLOTS = 1 << 14
@@ -52,9 +51,9 @@ class RedisCluster:
         number = len(self.servers) - 1
         replica = self._meet(number)
         known = self._meet(of).execute_command("CLUSTER MYID").decode()
-        _until(lambda: known in str(replica.execute_command("CLUSTER NODES")))
+        eventually(lambda: known in str(replica.execute_command("CLUSTER NODES")))
         replica.execute_command("CLUSTER", "REPLICATE", known)
-        _until(lambda: replica.info()["master_link_status"] == "up")
+        eventually(lambda: replica.info()["master_link_status"] == "up")
         return number
 
     def _start(self) -> None:
@@ -76,7 +75,7 @@ class RedisCluster:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         clients = [self._meet(number) for number in range(3)]
-        _until(lambda: all(map(_is_whole, clients)))
+        eventually(lambda: all(map(_is_whole, clients)))
 
     def _meet(self, number: int) -> Any:
         """A client of a server that the first one knows then."""
@@ -93,14 +92,6 @@ class RedisCluster:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        if time.monotonic() > until:
-            raise RuntimeError("the servers do not become a cluster")
-        time.sleep(0.05)
 
 
 def _is_whole(client: Any) -> bool:

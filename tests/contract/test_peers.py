@@ -248,7 +248,7 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
         eventually(lambda: home.read(b"2")[1])
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["redis", pytest.param("cluster", marks=pytest.mark.thorough)])
 def test_a_server_is_home_of_what_it_has_room_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_client, "_SETTLED_S", 1)
     with ExitStack() as stack:

@@ -495,12 +495,6 @@ def test_statvfs_knows_the_size(subject: Subject) -> None:
     assert subject.source.statvfs().f_blocks > 0
 
 
-def test_a_deep_tree(subject: Subject) -> None:
-    path = b"/".join([b"d"] * 200) + b"/file"
-    version = subject.tree.add(path, b"deep").version
-    assert subject.source.read(path, 0, 4, version) == b"deep"
-
-
 def test_directories_say_when_they_have_changed_or_say_nothing(subject: Subject) -> None:
     subject.tree.add(b"d/file", b"x")
     before = subject.source.stat(b"d")

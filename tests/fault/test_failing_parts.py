@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, as_root, eventually, mounted
-from test_broken_disk import Disk, disk  # noqa: F401
 from test_damaged_store import FULL, small_disk
 from test_failing_source import SLACK_S, TROUBLES
 

@@ -114,13 +114,3 @@ def begun_again(*arguments, real={step}):
         assert seen.wrong == []
         assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
         assert not deleting.exists()
-
-
-def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=2, allowed=["set them again"]) as mount:
-        CacheLayout(mount.cache).run.options.unlink()
-        read_through(mount.point, wanted, 2, 2)
-        assert mount.metric("worker_restarts") == 0
-        mount.change("ttl", "1s")
-        assert "ttl=1s" in mount.control("config").read_text()

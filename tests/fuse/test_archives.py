@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import time
 from pathlib import Path
 
 import fsspec
@@ -94,24 +93,6 @@ def test_a_damaged_archive_is_an_error_and_the_others_are_not(source: Path, tmp_
             with pytest.raises(OSError, match="Input/output" if "train" in path else "No data available"):
                 os.getxattr(mount.point / path, "user.spiderfs.failure")
         assert mount.metric("source_reachable") == 1
-
-
-@pytest.mark.not_immutable
-def test_a_replaced_archive(source: Path, tmp_path: Path) -> None:
-    """Who has a file open goes on with its bytes; who opens it again gets the new ones."""
-    with mounted(source, tmp_path, archives="tar", ttl="0s", dir_ttl="0s") as mount:
-        member = mount.point / "set" / "train.tar" / "n00" / "000.jpg"
-        with member.open("rb") as before:
-            assert before.read(100) == FILES[b"n00/000.jpg"][:100]
-            changed = {b"n00/000.jpg": b"new bytes"}
-            new = source / "set" / "new"
-            new.write_bytes(tar_of(changed))
-            old = time.time() - 1800
-            os.utime(new, (old, old))
-            new.rename(source / "set" / "train.tar")
-            assert eventually(lambda: member.read_bytes() == b"new bytes")
-            assert before.read() == FILES[b"n00/000.jpg"][100:]
-        assert contents(mount.point / "set" / "train.tar") == changed
 
 
 @pytest.mark.not_immutable

@@ -1,9 +1,14 @@
-"""`spiderfs bench` on real images behind a slow source: all ways are measured, and nothing is left behind."""
+"""`spiderfs bench` on real images behind a slow source: all ways are measured, and nothing is left behind.
+
+And the figures that documents quote are still true, as far as small and short runs show it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +65,18 @@ def test_views_of_larger_images_are_measured_and_a_source_on_the_disk_of_the_cac
     assert found["on_the_disk_of_the_cache"]
     assert "The source is on the disk of the cache" in done.stdout
     assert {"jpeg256", "loader, jpeg256"} <= found["passes"].keys()
+
+
+# -- the project's own benchmarks
+
+ROOT = Path(__file__).resolve().parents[2]
+# They count bytes, so they hold beside other tests too.
+QUICK = ("lookahead", "planned_ranges", "far", "stall")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_kept_figures_are_still_true(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.all", "--quick", "--out", tmp_path, "--only", *QUICK]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 from mounting import mounted
 from PIL import Image
 from serving import served
@@ -72,6 +73,7 @@ planning.close()
 """
 
 
+@pytest.mark.thorough
 def test_the_examples_without_a_mount(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("cat", "dog"):

@@ -162,36 +162,6 @@ def test_a_refused_change_says_why(lasting: Mounted, line: str, reason: str) -> 
         assert done.stderr.count("\n") == 1
 
 
-def test_warm_and_evict(mount: Mounted) -> None:
-    assert mount.cached() == set()
-    write(mount.control("warm"), "train/a\nval/*/0.bin\n")
-    wanted = {name for name in SIZES if name.startswith("train/a/")} | {"val/a/0.bin", "val/b/0.bin"}
-    eventually(lambda: mount.cached() == wanted)
-    progress = eventually(lambda: text if (text := mount.control("warm").read_text()).startswith("idle") else "")
-    assert "7 files found, 7 fetched (28000 bytes), 0 cached before, 0 failed" in progress
-    write(mount.control("warm"), f"{mount.point}/train/a/0.bin\n")
-    eventually(lambda: "1 files found, 0 fetched (0 bytes), 1 cached before" in mount.control("warm").read_text())
-    assert "; the mount" not in mount.control("warm").read_text()
-    for wrong in ("train/missing.bin\nnor this", "../train", "train/*.nothing", "**/b.*\nval/[x]"):
-        write(mount.control("warm"), f"val/*/0.bin\n{wrong}\n")
-        said = f"; the mount has no file {wrong.splitlines()[0]}\n"
-        eventually(lambda: mount.control("warm").read_text().startswith("idle: 2 files found, "))
-        assert mount.control("warm").read_text().endswith(said)
-    for refused in (f"{mount.source}/train", "/train"):
-        with pytest.raises(OSError, match="Invalid argument"):
-            write(mount.control("warm"), f"{refused}\n")
-        assert f"{refused} lies outside of the mount" in mount.control("config").read_text().splitlines()[1]
-    read_files(mount, *wanted)
-    assert mount.metric("opens_hit") == len(wanted)
-    write(mount.control("evict"), "**/0.bin\n")
-    eventually(lambda: mount.cached() == {name for name in wanted if not name.endswith("/0.bin")})
-    assert mount.control("evict").read_text() == "3 records evicted by the last request\n"
-    write(mount.control("evict"), "train\n")
-    eventually(lambda: mount.cached() == set())
-    assert mount.stats()["used_bytes"] == 0
-    read_files(mount)
-
-
 ODD_NAMES = [
     b"img[1].jpg",
     b" a b ",

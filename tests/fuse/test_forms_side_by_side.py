@@ -18,7 +18,6 @@ from mounting import Mounted, descendants, eventually, is_running, mounted
 from PIL import Image
 from reading import write_contents
 
-from benchmarks.fakes.faulty_source import GONE
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
 
@@ -155,28 +154,6 @@ def test_warm_and_evict_mean_the_form_that_a_line_names(mount: Mounted) -> None:
         assert mount.control("evict").read_text() == f"{evicted} records evicted by the last request\n"
 
 
-def test_a_later_mount_has_all_forms_and_asks_no_source(source: Path, tmp_path: Path) -> None:
-    forms = ("small", "bmp256", "original")
-    for gone in ("off", "on"):
-        options = {"ttl": "1h", "views": "small:jpeg:64:80", GONE: gone}
-        with mounted(source, tmp_path / "m", **options) as mount:
-            for view in forms:
-                for name, content in PHOTOS.items():
-                    expected = content if view == "original" else view_of(content, view)
-                    assert (views(mount) / view / name).read_bytes() == expected
-            assert mount.metric("views_made") == (0 if gone == "on" else 2 * len(PHOTOS))
-
-
-def test_another_recipe_of_the_same_name_is_another_view(source: Path, tmp_path: Path) -> None:
-    name, content = next(iter(PHOTOS.items()))
-    for recipe in ("jpeg:64:80", "jpeg:96:80", "bmp:32", "jpeg:64:80"):
-        with mounted(source, tmp_path / "m", views=f"small:{recipe}") as mount:
-            expected = make(content, Recipe.parse(recipe), MOST)
-            assert isinstance(expected, bytes)
-            assert (views(mount) / "small" / name).stat().st_size == len(expected)
-            assert (views(mount) / "small" / name).read_bytes() == expected
-
-
 def test_a_change_at_the_source_is_a_new_version_in_every_form(source: Path, tmp_path: Path) -> None:
     name = "train/0/0.jpg"
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", ttl="0s") as mount:
@@ -198,6 +175,7 @@ def _small(mount: Mounted, name: str) -> bytes | None:
         return None
 
 
+@pytest.mark.thorough
 def test_a_mount_ends_while_a_view_is_made(source: Path, tmp_path: Path) -> None:
     read: list[bytes | None] = []
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", allowed=["WARNING"]) as mount:

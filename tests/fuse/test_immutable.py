@@ -196,16 +196,6 @@ def test_what_has_changed_between_two_mounts_is_noticed(source: Path, tmp_path: 
         assert mount.metric("origin_reads") <= 2 < fetched + 2, "what has not changed is still cached"
 
 
-def test_a_directory_that_is_known_is_passed_though_the_source_hangs(mount: Mounted) -> None:
-    assert (mount.point / "one/001").read_bytes() == content(mount, "one/001")
-    mount.change("source.hang", "on")
-    for _ in range(3):
-        assert (mount.point / "one/001").stat().st_size == SIZES["one/001"]
-        assert (mount.point / "one").is_dir()
-        assert (mount.point / "one/001").read_bytes() == content(mount, "one/001")
-    mount.change("source.hang", "off")
-
-
 def test_each_mode_uses_what_the_other_has_cached(source: Path, tmp_path: Path) -> None:
     for number, immutable in enumerate(("on", "off", "on")):
         with mounted(source, tmp_path / "m", immutable=immutable, capacity="100MiB") as mount:

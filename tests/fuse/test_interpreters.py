@@ -151,6 +151,7 @@ def test_the_wheel_mounts_and_learns_on(minor: int, wheel: Path, tmp_path: Path)
     mounts_and_learns(commands, minor, tmp_path)
 
 
+@pytest.mark.thorough
 def test_the_wheel_trains_planned_epochs(commands: Path, tmp_path: Path) -> None:
     source, point, cache = tmp_path / "source", tmp_path / "point", tmp_path / "cache"
     point.mkdir()
@@ -183,6 +184,7 @@ def demo_process(commands: Path, scratch: Path) -> AbstractContextManager[subpro
     return program(commands / "python", "-c", _DEMO, **pipes)
 
 
+@pytest.mark.thorough
 def test_the_wheel_shows_what_a_plan_gains_without_torch(commands: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     with demo_process(commands, scratch) as process:
@@ -197,7 +199,8 @@ def test_the_wheel_shows_what_a_plan_gains_without_torch(commands: Path, tmp_pat
     assert str(scratch) not in Path("/proc/self/mountinfo").read_text()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_ended_leaves_nothing(commands: Path, tmp_path: Path, end: int) -> None:
     scratch = tmp_path / "scratch"
     not_ignoring_interrupts()

@@ -105,6 +105,7 @@ def test_without_a_limit_the_same_load_takes_more(
             peak_under_load(mount, wanted, at_least_bytes=LIMIT_BYTES)
 
 
+@pytest.mark.thorough
 def test_samples_that_take_more_than_is_left_are_remarked_on(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     names = [f"{number:07d}" for number in range(1_000_000)]

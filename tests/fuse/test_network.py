@@ -6,16 +6,16 @@ A link that is cut in mid-read costs readers the time limit of a question and a 
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, eventually, mounted
+from mounting import eventually, mounted
 from reading import write_files
+from test_nodes import Node
 
 from benchmarks.common.network import LINK, Host, NoNetwork, network
 from benchmarks.common.web_server import web_server
@@ -23,25 +23,16 @@ from benchmarks.common.web_server import web_server
 FILES, FILE_BYTES = 400, 100_000
 NAMES = [f"{number:03}" for number in range(FILES)]
 PORT = 8443
-TIMEOUT_S, LATENCY_S, READERS = 2.0, 0.01, 4
+TIMEOUT_S, LATENCY_S, READERS = 2.0, 0.01, 4  # as `Node.reads_all` has
 # Busy cores; a reader that waits for nothing takes a millisecond.
 SLACK_S = 15.0
 
 
 @dataclass
-class Node:
-    host: Host
-    mount: Mounted
+class Apart(Node):
+    """A node that is a host of its own."""
 
-    def read(self, name: str) -> float:
-        """Read a file, and compare it; returns how long it took."""
-        began = time.monotonic()
-        content = (self.mount.point / name).read_bytes()
-        took_s = time.monotonic() - began
-        # Not a comparison for pytest to explain, which takes a minute for such files.
-        is_right = content == (Path(self.mount.source) / name).read_bytes()
-        assert is_right, name
-        return took_s
+    host: Host = field(kw_only=True)
 
     def peer(self) -> dict[str, int]:
         """The figures of the other node."""
@@ -56,7 +47,7 @@ class Node:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+def nodes(tmp_path: Path) -> Iterator[list[Apart]]:
     write_files(tmp_path / "source", dict.fromkeys(NAMES, FILE_BYTES))
     with contextlib.ExitStack() as stack:
         try:
@@ -75,27 +66,20 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
             }
             mount = stack.enter_context(mounted(tmp_path / "source", own, first=host.entering, **options))
             with host.entered():
-                stack.enter_context(web_server(mount.point, own, PORT, address=host.address))
-            found.append(Node(host, mount))
+                server = stack.enter_context(web_server(mount.point, own, PORT, address=host.address))
+            found.append(Apart(mount, server, f"http://{host.address}:{PORT}", host=host))
         yield found
 
 
-def read_all(node: Node, names: Sequence[str]) -> float:
-    """Read files in an order of its own, several at a time; returns the longest wait."""
-    order = random.Random(node.host.address).sample(names, len(names))
-    with ThreadPoolExecutor(READERS) as threads:
-        return max(threads.map(node.read, order))
-
-
-def on_all(nodes: Sequence[Node], names: Sequence[str]) -> float:
+def on_all(nodes: Sequence[Apart], names: Sequence[str]) -> float:
     with ThreadPoolExecutor(len(nodes)) as threads:
-        return max(threads.map(read_all, nodes, [names] * len(nodes)))
+        return max(threads.map(lambda node: node.reads_all(names), nodes))
 
 
-def test_what_a_peer_has_comes_over_the_network_from_its_address(nodes: list[Node]) -> None:
+def test_what_a_peer_has_comes_over_the_network_from_its_address(nodes: list[Apart]) -> None:
     one, other = nodes
     for node, peer in ((one, other), (other, one)):
-        assert [*node.mount.stats()["peers"]] == [f"http://{peer.host.address}:{PORT}"]
+        assert [*node.mount.stats()["peers"]] == [peer.url]
     on_all(nodes, NAMES)
     assert sum(node.mount.metric("origin_bytes") for node in nodes) == FILES * FILE_BYTES
     for node in nodes:
@@ -103,8 +87,9 @@ def test_what_a_peer_has_comes_over_the_network_from_its_address(nodes: list[Nod
         assert node.received_bytes() > node.peer()["bytes"] > FILES * FILE_BYTES / 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whose", ["the peer's", "the reader's"])
-def test_a_link_that_is_cut_in_mid_read_costs_the_time_limit_and_a_fetch(nodes: list[Node], whose: str) -> None:
+def test_a_link_that_is_cut_in_mid_read_costs_the_time_limit_and_a_fetch(nodes: list[Apart], whose: str) -> None:
     reader, peer = nodes
     cut = peer.host if whose == "the peer's" else reader.host
     during, after = NAMES[: FILES * 3 // 4], NAMES[FILES * 3 // 4 :]
@@ -129,7 +114,7 @@ def test_a_link_that_is_cut_in_mid_read_costs_the_time_limit_and_a_fetch(nodes: 
         # The pause after which it is asked again is twice as long after each failure, and a file is fetched once.
         if time.monotonic() - began > pause_s:
             pause_s *= 1.2
-            reader.read(after.pop())
+            reader.reads(after.pop())
         return reader.peer()["hits"] > told[0]["hits"]
 
     eventually(asked_again, what=lambda: f"hits again: {reader.peer()}, {len(after)} files are left")

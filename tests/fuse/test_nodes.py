@@ -517,6 +517,7 @@ def test_a_large_file_leaves_the_source_once_for_all_nodes(tmp_path: Path, mode:
         assert min(kept()) > 0
 
 
+@pytest.mark.thorough
 def test_the_stripes_of_a_node_that_is_killed_are_fetched_once_by_another(tmp_path: Path) -> None:
     size, piece = 160 << 20, 1 << 20
     write_files(tmp_path / "source", {"large": size})

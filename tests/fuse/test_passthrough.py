@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import cached_pages, readers, source_of, together, write_files
+from reading import cached_pages, source_of, write_files
 
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
 
@@ -207,21 +207,6 @@ def test_a_killed_daemon_leaves_handles_that_go_on(source: Path, tmp_path: Path)
         assert os.pread(fd, BYTES, 0) == content
         os.close(fd)
         eventually(lambda: plain_files(mount) == [], what="the end of what was evicted")
-
-
-def test_workers_that_are_killed_again_and_again(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, {f"{number}": (9 << 20) + number for number in range(4)})
-    with mounted(source, tmp_path / "m", allowed=[r"worker \d+ ended"]) as mount:
-        with readers(3, mount.point, wanted) as some:
-            # The first worker alone begins with that; its successors go on with it.
-            eventually(lambda: passed(mount) > 0, what="a file that the kernel reads by itself")
-            for kill in range(1, 6):
-                before = mount.metric("opens")
-                eventually(lambda before=before: mount.metric("opens") > before + 10)  # type: ignore[misc]
-                os.kill(mount.workers()[0], signal.SIGKILL)
-                eventually(lambda kill=kill: mount.metric("worker_restarts") == kill)  # type: ignore[misc]
-            seen = together(some)
-        assert (seen.wrong, seen.errors) == ([], [])
 
 
 def test_damage_is_noticed_before_the_kernel_reads_it(source: Path, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_there_are(source: Path, tmp_p
         assert set(names) <= served, expression
 
 
+@pytest.mark.thorough
 def test_a_real_prometheus_scrapes_and_takes_the_alerts(source: Path, tmp_path: Path) -> None:
     checked = subprocess.run(
         [program("promtool", "prometheus"), "check", "rules", GRAFANA / "alerts.yml"], capture_output=True, text=True

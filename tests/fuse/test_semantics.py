@@ -111,7 +111,13 @@ OTHERWISE = (
 _NOT_IMMUTABLE = pytest.mark.not_immutable("is otherwise in an immutable mount")
 
 
+# It reads thousands of files.
+SLOW = ("the-budget-2",)
+
+
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    if name in SLOW:
+        return [_ALIKE, pytest.mark.thorough]
     if name.startswith(("immutable-mounts", *ALIKE)):
         return [_ALIKE]
     return [_NOT_IMMUTABLE] if name in OTHERWISE else []

@@ -44,7 +44,7 @@ from spiderfs.protocol.requests import (
     socket_of,
 )
 
-LARGE = 30 << 20
+LARGE = 18 << 20
 SMALL = [f"train/{number % 4}/{number:03}" for number in range(80)]
 
 

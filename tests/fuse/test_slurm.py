@@ -89,6 +89,7 @@ def python_that_reads(node: Node) -> str:
     return f"{place}:{node.path}"
 
 
+@pytest.mark.thorough
 def test_a_job_that_cannot_mount_does_not_drain_its_node(node: Node) -> None:
     (node.place / "source/sample").unlink()
     (node.place / "source").rmdir()
@@ -99,6 +100,7 @@ def test_a_job_that_cannot_mount_does_not_drain_its_node(node: Node) -> None:
     assert f"job 1 left a mount at {node.point}" in node.log()
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_was_killed_is_replaced(node: Node) -> None:
     node.run("prolog.sh", job=1)
     lock = node.cache / "lock"
@@ -119,6 +121,7 @@ def readable(path: Path) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_a_job_without_a_prolog_mounts_for_itself(node: Node) -> None:
     point = Path(f"/tmp/spiderfs-{os.getpid()}")
     variables = {"SPIDERFS_SOURCE": str(node.place / "source"), "SPIDERFS_OPTIONS": "capacity=1MiB"}

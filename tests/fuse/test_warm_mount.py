@@ -14,8 +14,11 @@ from typing import Any
 import mounting
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from planning import planned
 from programs import program
 from reading import lasting_source, write_files
+
+from spiderfs.protocol import Progress
 
 SIZES = {f"{part}/{kind}/{number:02d}": 4_000 for part in ("train", "val") for kind in "ab" for number in range(25)}
 
@@ -164,3 +167,45 @@ def test_what_is_named_leaves_the_cache(tmp_path: Path) -> None:
         outside = run_spiderfs("evict", mount.point, "../x")
         assert outside.stderr.startswith("spiderfs: ../x lies outside of the mount")
         assert run_spiderfs("evict", mount.point).returncode == 2
+
+
+# -- limits on the bytes from the source, of what is fetched before a reader waits for it
+
+SIZE, FILES = 100_000, 40
+
+
+def fetched(mount: Mounted) -> int:
+    return round(mount.metric("origin_bytes") / SIZE)
+
+
+def test_warming_keeps_to_its_limit_and_readers_do_not_wait_for_it(tmp_path: Path) -> None:
+    write_files(tmp_path / "source", {f"{number:02d}": SIZE for number in range(FILES)})
+    with mounted(tmp_path / "source", tmp_path / "m", capacity="50MiB", background_bandwidth="100kB") as mount:
+        assert run_spiderfs("warm", "--detach", mount.point).returncode == 0
+        eventually(lambda: fetched(mount) >= 1)
+        begun = time.monotonic()
+        for number in range(FILES - 10, FILES):
+            (mount.point / f"{number:02d}").read_bytes()
+        took_s = time.monotonic() - begun
+        # One a second, and those that were read.
+        assert fetched(mount) <= 10 + took_s + 3
+        assert fetched(mount) < FILES
+        assert run_spiderfs("config", mount.point, "background_bandwidth=unlimited").returncode == 0
+        eventually(lambda: fetched(mount) == FILES)
+
+
+def test_a_plan_is_fetched_ahead_at_the_limit(tmp_path: Path) -> None:
+    names = [f"{number:02d}" for number in range(FILES)]
+    write_files(tmp_path / "source", dict.fromkeys(names, SIZE))
+    with (
+        mounted(tmp_path / "source", tmp_path / "m", capacity="50MiB", background_bandwidth="100kB") as mount,
+        planned(mount, names) as tell,
+    ):
+        for taken, name in enumerate(names[:12]):
+            tell(Progress("train", 0, taken + 1, taken))
+            (mount.point / name).read_bytes()
+        begun, before = time.monotonic(), fetched(mount)
+        eventually(lambda: fetched(mount) >= before + 1)
+        assert fetched(mount) <= before + (time.monotonic() - begun) + 3
+        mount.change("background_bandwidth", "unlimited")
+        eventually(lambda: fetched(mount) == FILES)

@@ -24,7 +24,6 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 
-CONTENT_TABLES = ("content", "member", "queue", "meta", "holes")
 PAYLOADS = {ContentKey(inode): random.Random(inode).randbytes(100 * inode) for inode in range(1, 12)}
 PAYLOADS |= {ContentKey(77, block): random.Random(block).randbytes(3000) for block in (1, 2, 3)}
 NAMES = {f"name-{number}".encode(): SourceStat(stat.S_IFREG | 0o644, 0, 0, number, number) for number in range(20)}

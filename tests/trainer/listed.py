@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
@@ -15,3 +15,13 @@ class Listed(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.samples)
+
+
+class Read(Listed[Sample]):
+    """What `read` makes of each path and label."""
+
+    def __init__(self, samples: Sequence[tuple[Any, Any]], read: Callable[[Any, Any], Sample]) -> None:
+        self.samples, self.read = samples, read
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.read(*self.samples[index])

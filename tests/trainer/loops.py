@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -246,14 +246,12 @@ def a_loader_for_each_epoch(t: Training) -> None:
 # -- parts of a batch
 
 
-def in_parts(
-    given: Callable[[Tensor], Tensor], parts: Callable[[Tensor], Sequence[Tensor]]
-) -> Callable[[Training], None]:
+def in_parts(parts: Callable[[Tensor], Sequence[Tensor]]) -> Callable[[Training], None]:
     def train(t: Training) -> None:
         loader = t.follow(t.loader())
         for _ in range(EPOCHS):
             for inputs, labels in loader:
-                for part, wanted in zip(parts(given(inputs)), parts(labels), strict=True):
+                for part, wanted in zip(parts(inputs), parts(labels), strict=True):
                     cross_entropy(t.model(part), wanted).backward()  # type: ignore[no-untyped-call]
                 t.optimizer.step()
                 t.optimizer.zero_grad()
@@ -335,18 +333,9 @@ class Conditional(nn.Module):
         return self.classifier(inputs).gather(1, labels[:, None])  # type: ignore[no-any-return]
 
 
-def discriminator(given: Callable[[Tensor], Tensor], real_every: int) -> Callable[[Training], None]:
-    def train(t: Training) -> None:
-        t.model = Conditional()
-        loader = t.follow(t.loader())
-        for _ in range(EPOCHS):
-            for step, (inputs, labels) in enumerate(loader):
-                loss = t.model(torch.randn(len(inputs), WIDTH), given(labels)).mean()
-                if step % real_every == 0:
-                    loss = loss - t.model(given(inputs), given(labels)).mean()
-                t.step(loss)
-
-    return train
+def discriminator(t: Training, inputs: Tensor, labels: Tensor) -> Tensor:
+    made_up = t.model(torch.randn(len(inputs), WIDTH), labels).mean()
+    return made_up - t.model(inputs, labels).mean()  # type: ignore[no-any-return]
 
 
 class Paired(nn.Module):
@@ -412,36 +401,8 @@ class Listed(Network):
         return super().forward(torch.cat([*inputs])[:, 0])
 
 
-def a_list(order: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Training], None]:
-    """A tensor for each sample."""
-
-    def collate(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
-        return [row[None, None].clone() for row, _ in rows], torch.tensor([label for _, label in rows])
-
-    return steps(of(order), model=Listed, epochs=1, collate_fn=collate)
-
-
-class Mixing(nn.Module):
-    """Manifold mixup: the rows that are mixed into others are an argument."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, inputs: Tensor, others: Tensor) -> Tensor:
-        return self.classifier(inputs + inputs[others])  # type: ignore[no-any-return]
-
-
-class Masked(nn.Module):
-    """Its embedding is that of the inputs, whatever the mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        assert mask.shape == inputs.shape
-        return self.classifier(inputs)  # type: ignore[no-any-return]
+def a_tensor_each(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+    return [row[None, None].clone() for row, _ in rows], torch.tensor([label for _, label in rows])
 
 
 # -- what labels say
@@ -484,35 +445,11 @@ class Counted(Numbered):
         return super().__getitem__(index)[0], (index, index * index % 11)
 
 
-def labels_twice_by_mixup(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
-    inputs, labels = torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
-    order = torch.randperm(len(rows))
-    return 0.7 * inputs + 0.3 * inputs[order], (labels, labels[order])
-
-
 class Retrying(Numbered):
     """Gives the next sample where one cannot be read."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return super().__getitem__((index + 1) % SIZE if index % 5 == 0 else index)
-
-
-def gaps_that_are_filled(t: Training) -> None:
-    """All is well before the first broken sample comes."""
-
-    class Broken(Numbered):
-        def __getitem__(self, index: int) -> Any:
-            sample = super().__getitem__(index)
-            return None if index in (14, 43) else sample
-
-    data = Numbered()
-
-    def collate(rows: list[Any]) -> tuple[Tensor, Tensor]:
-        good = [row for row in rows if row is not None]
-        good += [data[index] for index in torch.randint(SIZE, (len(rows) - len(good),)).tolist()]
-        return torch.stack([row for row, _ in good]), torch.tensor([label for _, label in good])
-
-    steps(of(same), data=lambda t: Broken(t.reads), collate_fn=collate)(t)
 
 
 # -- several loaders
@@ -527,14 +464,11 @@ def zipped_with_unlabelled(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs), labels) + calm)
 
 
-def two_attached(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
-    def train(t: Training) -> None:
-        one = t.follow(t.loader(t.data(24)), split="one")
-        other = t.follow(t.loader(t.data(24, first=24)), split="other")
-        for batch, another in zip(one, other, strict=True):
-            t.step(of(given)(t, *another) + of(given)(t, *batch))
-
-    return train
+def two_attached(t: Training) -> None:
+    one = t.follow(t.loader(t.data(24)), split="one")
+    other = t.follow(t.loader(t.data(24, first=24)), split="other")
+    for batch, another in zip(one, other, strict=True):
+        t.step(of(same)(t, *another) + of(same)(t, *batch))
 
 
 def two_attached_in_turn(t: Training) -> None:
@@ -543,12 +477,6 @@ def two_attached_in_turn(t: Training) -> None:
     for _ in range(EPOCHS):
         for inputs, labels in itertools.chain(one, other):
             t.step(cross_entropy(t.model(inputs.clone()), labels))
-
-
-def zipped_with_itself(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for (one, labels), (other, wanted) in zip(loader, loader, strict=True):
-        t.step(cross_entropy(t.model(other), wanted) + cross_entropy(t.model(one), labels))
 
 
 def nested(t: Training) -> None:
@@ -560,15 +488,6 @@ def nested(t: Training) -> None:
 
 
 # -- batches that are not trained on, or not at once
-
-
-def early_break(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for step, (inputs, labels) in enumerate(loader):
-            t.step(cross_entropy(t.model(inputs), labels))
-            if step == 3:
-                break
 
 
 def early_break_and_others(t: Training) -> None:
@@ -583,14 +502,6 @@ def early_break_and_others(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs.clone()), labels))
 
 
-def looked_at_first(t: Training) -> None:
-    loader = t.follow(t.loader())
-    shape = next(iter(loader))[0].shape
-    for inputs, labels in loader:
-        assert inputs.shape[1:] == shape[1:]
-        t.step(cross_entropy(t.model(inputs.clone()), labels))
-
-
 def skipped(t: Training) -> None:
     loader = t.follow(t.loader())
     for _ in range(EPOCHS):
@@ -599,25 +510,18 @@ def skipped(t: Training) -> None:
                 t.step(cross_entropy(t.model(inputs), labels))
 
 
-def ahead(batches: int, given: Callable[[Tensor], Tensor], lookahead: int | None = None) -> Callable[[Training], None]:
+def one_ahead(lookahead: int | None) -> Callable[[Training], None]:
     def train(t: Training) -> None:
         loader = t.follow(t.loader(), options=HookOptions(lookahead=lookahead))
         for _ in range(EPOCHS):
             waiting: list[Any] = []
             for inputs, labels in loader:
-                waiting.append((given(inputs), labels))
-                if len(waiting) > batches:
+                waiting.append((inputs.clone(), labels))
+                if len(waiting) > 1:
                     t.step(of(same)(t, *waiting.pop(0)))
-            for batch in waiting:
-                t.step(of(same)(t, *batch))
+            t.step(of(same)(t, *waiting.pop()))
 
     return train
-
-
-def all_at_once(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for inputs, labels in list(loader):
-        t.step(cross_entropy(t.model(inputs), labels))
 
 
 class Damaged(Numbered):
@@ -694,14 +598,6 @@ def iterable(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs), labels))
 
 
-class Reversed(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(SIZE - 1, -1, -1))
-
-    def __len__(self) -> int:
-        return SIZE
-
-
 class ByClass(Sampler[list[int]]):
     """A batch sampler that draws bit by bit from the global generator."""
 
@@ -757,7 +653,6 @@ def break_with_a_generator(t: Training) -> None:
 
 
 ORDER = [*range(SIZE)]
-COUNTED = 0
 GENERATOR = torch.Generator()
 
 
@@ -768,25 +663,6 @@ class ShuffledList(Sampler[int]):
 
     def __len__(self) -> int:
         return SIZE
-
-
-class OfItsClass(ShuffledList):
-    """Its list is an attribute of its class."""
-
-    order: ClassVar = [*range(SIZE)]
-
-    def __iter__(self) -> Iterator[int]:
-        self.order[:] = [self.order[place] for place in torch.randperm(SIZE).tolist()]
-        return iter([*self.order])
-
-
-class Counting(ShuffledList):
-    """Seeds each epoch by a number of its module."""
-
-    def __iter__(self) -> Iterator[int]:
-        global COUNTED
-        COUNTED += 1
-        return iter(torch.randperm(SIZE, generator=torch.Generator().manual_seed(COUNTED)).tolist())
 
 
 def drawn_by_a_function() -> list[int]:
@@ -811,24 +687,9 @@ class OfALoader(ShuffledList):
         return iter(list(self.loader))
 
 
-class OfAModel(ShuffledList):
-    """Its draws follow from the averages that a model keeps."""
-
-    def __init__(self) -> None:
-        self.average = nn.BatchNorm1d(SIZE)
-
-    def __iter__(self) -> Iterator[int]:
-        self.average(torch.randn(4, SIZE))
-        assert self.average.running_mean is not None
-        return iter(self.average.running_mean.argsort().tolist())
-
-
 def _shared_with_a_copy(kind: type[Sampler[int]]) -> Callable[[Training], None]:
     def train(t: Training) -> None:
-        global COUNTED
-        COUNTED = 0
         ORDER.sort()
-        OfItsClass.order.sort()
         GENERATOR.manual_seed(1)
         steps(of(same), sampler=kind())(t)
 
@@ -997,22 +858,6 @@ def sorted_by_label(t: Training) -> None:
     steps(of(same), size=10, collate_fn=collate)(t)
 
 
-def collate_that_leaves_out(t: Training) -> None:
-    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        return torch.stack([row for row, _ in rows[1:]]), torch.tensor([label for _, label in rows[1:]])
-
-    steps(of(same), data=lambda t: t.data(48), collate_fn=collate)(t)
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        return self.classifier(one), self.classifier(other)
-
-
 class Parallel(nn.Module):
     """As nn.DataParallel runs copies of a model in threads, each with a part of the batch."""
 
@@ -1061,25 +906,6 @@ def replicas(t: Training) -> None:
         t.step(cross_entropy(parallel(inputs), labels))
 
 
-def labelled_and_not_in_one_forward(t: Training) -> None:
-    t.model = Two()
-    loader = t.follow(t.loader())
-    unlabelled = DataLoader(Numbered(size=SIZE, first=SIZE), 8)
-    for (inputs, labels), (others, _) in zip(loader, unlabelled, strict=True):
-        scores, calm = t.model(inputs, others)
-        t.step(cross_entropy(scores, labels) + calm.square().mean())
-
-
-def accelerated_r_drop(t: Training) -> None:
-    accelerator = Accelerator(cpu=True)
-    t.model, loader = accelerator.prepare(t.model, t.loader())
-    t.follow(loader)
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            one, other = t.model(inputs), t.model(inputs)
-            t.step(cross_entropy(one, labels) + cross_entropy(other, labels))
-
-
 def accelerated_copies(t: Training) -> None:
     accelerator = Accelerator(cpu=True)
     t.model, loader = accelerator.prepare(t.model, t.loader())
@@ -1089,31 +915,20 @@ def accelerated_copies(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs.clone()), labels))
 
 
-def in_a_thread(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
-    def train(t: Training) -> None:
-        loader = t.follow(t.loader())
-        waiting: queue.Queue[Any] = queue.Queue(2)
+def in_a_thread(t: Training) -> None:
+    loader = t.follow(t.loader())
+    waiting: queue.Queue[Any] = queue.Queue(2)
 
-        def fill() -> None:
-            for batch in loader:
-                waiting.put(batch)
-            waiting.put(None)
+    def fill() -> None:
+        for batch in loader:
+            waiting.put(batch)
+        waiting.put(None)
 
-        thread = threading.Thread(target=fill)
-        thread.start()
-        while (batch := waiting.get()) is not None:
-            t.step(of(given)(t, *batch))
-        thread.join()
-
-    return train
-
-
-def halves(pair: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return pair[0][: len(pair[0]) & ~1].chunk(2)
-
-
-def sequence_first(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
-    return steps(of(given), model=SequenceFirst, data=lambda t: Sequences(t.reads, 48), epochs=1)
+    thread = threading.Thread(target=fill)
+    thread.start()
+    while (batch := waiting.get()) is not None:
+        t.step(of(torch.clone)(t, *batch))
+    thread.join()
 
 
 def subset(t: Training) -> None:
@@ -1138,14 +953,11 @@ LOOPS: dict[str, Loop] = {
     "forked workers": Loop(forked_workers, ways=ALL_WAYS),
     "a loader for each epoch": Loop(a_loader_for_each_epoch, ways=ALL_WAYS),
     "accumulation": Loop(accumulation),
-    "parts": Loop(in_parts(same, lambda rows: rows.split(3))),
-    "parts backwards": Loop(in_parts(same, lambda rows: rows.split(3)[::-1])),
-    "parts on a device": Loop(in_parts(torch.clone, lambda rows: [rows[1::2], rows[0::2]])),
+    "parts": Loop(in_parts(lambda rows: rows.split(3))),
     # No one can say which rows a copy of some rows has.
-    "parts copied": Loop(in_parts(same, lambda rows: copied(rows.split(3))), Sent.NONE),
+    "parts copied": Loop(in_parts(lambda rows: copied(rows.split(3))), Sent.NONE),
     "part of a batch": Loop(part_of_a_batch, Sent.NONE),
     "R-Drop": Loop(steps(r_drop)),
-    "R-Drop on a device": Loop(steps(lambda t, inputs, labels: r_drop(t, inputs.clone(), labels))),
     "SAM": Loop(sam),
     "two views": Loop(steps(both, data=two_views)),
     # Twice as many rows as samples, of which no one can say how they lie.
@@ -1157,48 +969,20 @@ LOOPS: dict[str, Loop] = {
         steps(lambda t, views, labels: both(t, copied(views), labels), data=two_views), Sent.NONE
     ),
     "adversarial": Loop(steps(adversarial)),
-    "adversarial on a device": Loop(steps(lambda t, inputs, labels: adversarial(t, inputs.clone(), labels)), Sent.NONE),
-    "conditional GAN": Loop(discriminator(same, 1)),
-    # The generator is trained more often than the discriminator sees a real batch.
-    "conditional GAN on a device": Loop(discriminator(torch.clone, 2), Sent.NONE),
-    "only fakes with labels": Loop(
-        steps(lambda t, _, labels: t.model(torch.randn(len(labels), WIDTH), labels).mean(), model=Conditional),
-        Sent.NONE,
-    ),
+    "conditional GAN": Loop(steps(discriminator, model=Conditional)),
     "siamese": Loop(siamese(apart), Sent.NONE),
     "siamese on a device": Loop(siamese(apart, copied), Sent.NONE),
-    "siamese, the other": Loop(siamese(of_the_other), Sent.NONE),
     "siamese on a device, the other": Loop(siamese(of_the_other, copied), Sent.NONE),
-    # The first half of the batch against the second.
-    "siamese of rows": Loop(siamese(lambda head, one, other: apart(head, other, one), halves), Sent.NONE),
-    "siamese, shuffled": Loop(siamese(of_the_other, lambda pair: [pair[0], pair[0].roll(1, 0)]), Sent.NONE),
-    "siamese on a device, shuffled": Loop(
-        siamese(of_the_other, lambda pair: [pair[0].clone(), pair[0].clone().roll(1, 0)]), Sent.NONE
-    ),
-    "the other first": Loop(steps(the_other_first, data=pairs, epochs=1), Sent.ALL),
     "pairs in one tensor": Loop(
         steps(lambda t, both, labels: the_other_first(t, both.unbind(1), labels), data=lambda t: Stacked(t.reads))
     ),
     "shuffled within the model": Loop(steps(of(same), model=Shuffling, epochs=1), Sent.NONE),
-    "a list of tensors": Loop(a_list(same)),
-    "a list backwards": Loop(a_list(lambda rows: rows[::-1]), Sent.NONE),
-    "mixed within the model": Loop(
-        steps(lambda t, rows, labels: cross_entropy(t.model(rows, torch.randperm(len(rows))), labels), model=Mixing),
-        Sent.NONE,
-    ),
-    "masked": Loop(steps(lambda t, inputs, labels: cross_entropy(t.model(inputs, inputs > 2), labels), model=Masked)),
-    # No one knows the numbers of its classes before the second batch.
-    "numbered from one": Loop(of_labels(lambda labels: labels + 1), Sent.SOME),
-    "numbered backwards": Loop(of_labels(lambda labels: 2 - labels), Sent.SOME),
-    "joined classes": Loop(of_labels(lambda labels: labels // 2), Sent.SOME),
+    "a list of tensors": Loop(steps(of(same), model=Listed, epochs=1, collate_fn=a_tensor_each)),
     "one-hot": Loop(of_labels(torch.eye(CLASSES, dtype=torch.long).__getitem__)),
     # Two classes; the mask, drawn at random, is often the labels in another order.
     "labels and a mask": Loop(of_labels(lambda labels: [labels > 0, torch.rand(len(labels)) < 0.5]), Sent.SOME),
     "labels and shares of something else": Loop(
         of_labels(lambda labels: [labels, torch.rand(len(labels), 2).softmax(1)])
-    ),
-    "labels twice by mixup": Loop(
-        steps(lambda t, rows, labels: of(same)(t, rows, labels[0]), collate_fn=labels_twice_by_mixup), Sent.NONE
     ),
     "numbered samples": Loop(steps(unlabelled, data=lambda t: Counted(t.reads))),
     # What has the noise of labels drawn again cannot be told from what gives other samples.
@@ -1206,24 +990,15 @@ LOOPS: dict[str, Loop] = {
         of_labels(lambda labels: torch.where(torch.rand(len(labels)) < 0.8, labels.roll(1), labels)), Sent.NONE
     ),
     "another sample for a broken one": Loop(steps(of(same), data=lambda t: Retrying(t.reads)), Sent.NONE),
-    "gaps that are filled": Loop(gaps_that_are_filled, Sent.SOME),
     "zipped with unlabelled": Loop(zipped_with_unlabelled),
-    "two attached": Loop(two_attached(same), ways=ALL_WAYS),
-    "two attached on a device": Loop(two_attached(torch.clone), Sent.NONE),
+    "two attached": Loop(two_attached, ways=ALL_WAYS),
     "two attached in turn": Loop(two_attached_in_turn, ways=ALL_WAYS),
-    "zipped with itself": Loop(zipped_with_itself, ways=FOLLOWED),
     "nested": Loop(nested, ways=FOLLOWED),
-    "early break": Loop(early_break, Sent.SOME, ways=ALL_WAYS),
     "early break and others": Loop(early_break_and_others, Sent.SOME, ways=ALL_WAYS),
-    "looked at first": Loop(looked_at_first, Sent.SOME, ways=ALL_WAYS),
     "skipped": Loop(skipped, Sent.SOME, ways=ALL_WAYS),
-    "ahead": Loop(ahead(2, same), ways=ALL_WAYS),
-    "ahead on a device": Loop(ahead(1, torch.clone, lookahead=1)),
-    "far ahead on a device": Loop(ahead(3, torch.clone, lookahead=3)),
-    "ahead on a device, unsaid": Loop(ahead(1, torch.clone), Sent.NONE),
-    "all at once": Loop(all_at_once, ways=ALL_WAYS),
+    "ahead on a device": Loop(one_ahead(lookahead=1)),
+    "ahead on a device, unsaid": Loop(one_ahead(lookahead=None), Sent.NONE),
     "failing sample": Loop(failing(same), Sent.SOME, ways=ALL_WAYS),
-    "failing sample on a device": Loop(failing(torch.clone), Sent.SOME),
     "failing sample in a worker": Loop(
         failing(torch.clone, num_workers=2, multiprocessing_context="fork"), Sent.SOME, ways=ALL_WAYS
     ),
@@ -1233,14 +1008,9 @@ LOOPS: dict[str, Loop] = {
     "concatenated": Loop(
         steps(of(same), data=lambda t: ConcatDataset([t.data(20), t.data(30, first=20)])), ways=ALL_WAYS
     ),
-    "own sampler": Loop(steps(of(same), sampler=Reversed()), ways=FOLLOWED),
     "own batch sampler": Loop(steps(of(same), batch_sampler=ByClass()), ways=FOLLOWED),
     "eager batch sampler": Loop(steps(of(same), batch_sampler=Eager()), ways=FOLLOWED),
     "larger batches": Loop(larger_batches, ways=ALL_WAYS),
-    "batch sampler": Loop(
-        steps(of(same), batch_sampler=BatchSampler(torch.utils.data.RandomSampler(range(SIZE)), 6, False)),
-        ways=FOLLOWED,
-    ),
     "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
     "one buffer for all": Loop(one_buffer_for_all),
     "pieces of one tensor": Loop(pieces_of_one_tensor, ways=FOLLOWED),
@@ -1248,41 +1018,31 @@ LOOPS: dict[str, Loop] = {
     "mixed by the loader": Loop(soft(*[lambda rows: 0.7 * rows + 0.3 * rows.roll(1, 0)] * 2), Sent.NONE),
     "smoothed labels": Loop(soft(same, lambda labels: 0.9 * labels + 0.1 / 4)),
     "sorted by label": Loop(sorted_by_label, Sent.NONE),
-    "collate that leaves out": Loop(collate_that_leaves_out, Sent.NONE),
     "model in parts": Loop(
         steps(lambda t, rows, labels: cross_entropy(t.model.classifier(t.model.body(rows.clone())), labels))
     ),
-    "labelled and not in one forward": Loop(labelled_and_not_in_one_forward, Sent.NONE),
-    "R-Drop by accelerate": Loop(accelerated_r_drop),
     "copies by accelerate": Loop(accelerated_copies, ways=ALL_WAYS),
-    "background thread": Loop(in_a_thread(same), ways=ALL_WAYS),
-    "background thread to a device": Loop(in_a_thread(torch.clone), Sent.NONE),
+    "background thread to a device": Loop(in_a_thread, Sent.NONE),
     "a sampler with a list of its module": Loop(_shared_with_a_copy(ShuffledList), ways=FOLLOWED),
-    "a sampler with a list of its class": Loop(_shared_with_a_copy(OfItsClass), ways=FOLLOWED),
-    "a sampler that counts in its module": Loop(_shared_with_a_copy(Counting), ways=FOLLOWED),
     "a sampler that calls a function": Loop(_shared_with_a_copy(Calling), ways=FOLLOWED),
     "a sampler with a loader": Loop(_shared_with_a_copy(OfALoader), ways=FOLLOWED),
-    "a sampler with a model": Loop(_shared_with_a_copy(OfAModel), ways=FOLLOWED),
     "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
-    "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME, ways=ALL_WAYS),
     "infinite loader that is made again": Loop(
         _repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME, ways=ALL_WAYS
     ),
-    "late infinite loader": Loop(_repeating(LateInfiniteDataLoader, 0, 8, reset=True), ways=ALL_WAYS),
     "late infinite loader with workers": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=False), ways=ALL_WAYS),
-    "late infinite loader that is made again": Loop(
-        _repeating(LateInfiniteDataLoader, 2, 4, reset=True), ways=ALL_WAYS
-    ),
-    "late multi-epochs loader": Loop(_repeating(LateMultiEpochsDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
-    "late multi-epochs loader with workers": Loop(
-        _repeating(LateMultiEpochsDataLoader, 2, 4, reset=False), ways=ALL_WAYS
-    ),
-    "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
     "multi-epochs loader with workers": Loop(
         _repeating(MultiEpochsDataLoader, 2, 4, reset=False), Sent.SOME, ways=ALL_WAYS
     ),
     "multi-epochs loader of samples": Loop(_repeating(MultiEpochsDataLoader, 0, None, reset=False), ways=FOLLOWED),
-    "sequence first": Loop(sequence_first(lambda rows: rows.transpose(0, 1)), Sent.NONE),
-    "sequence first on a device": Loop(sequence_first(lambda rows: rows.transpose(0, 1).contiguous()), Sent.NONE),
+    "sequence first": Loop(
+        steps(
+            of(lambda rows: rows.transpose(0, 1)),
+            model=SequenceFirst,
+            data=lambda t: Sequences(t.reads, 48),
+            epochs=1,
+        ),
+        Sent.NONE,
+    ),
     "copies of the model in threads": Loop(replicas, Sent.NONE),
 }

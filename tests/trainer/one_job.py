@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from listed import Listed
-from torch import Tensor, nn
+from listed import Read
+from torch import nn
 from torch.utils.data import DataLoader
 from vector_files import WIDTH
 
@@ -28,21 +28,13 @@ MODELS = {
 }
 
 
-class Files(Listed[Any]):
-    def __init__(self, root: Path) -> None:
-        self.samples = [(str(file), int(file.parent.name[-1])) for file in sorted(root.glob("*/*.npy"))]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        return torch.from_numpy(np.load(path)).float(), label
-
-
 def main(connection: Connection, mount: Path, name: str) -> None:
     seed, order, layers = MODELS[name]
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     model = nn.Sequential(*layers())
-    files = Files(mount)
+    samples = [(str(file), int(file.parent.name[-1])) for file in sorted(mount.glob("*/*.npy"))]
+    files = Read(samples, lambda path, label: (torch.from_numpy(np.load(path)).float(), label))
     loader = DataLoader(files, BATCH, shuffle=True, generator=torch.Generator().manual_seed(order))
     hook = attach(mount, model, loader, options=HookOptions(job_name=f"model {name}", epochs=5))
     client: Any = hook._client

@@ -1,4 +1,4 @@
-"""A training that only reads, with a DataLoader and a plan; it says how many samples each epoch took."""
+"""A training that only reads, with a DataLoader and a plan; it says which samples each epoch took."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ class Task:
     keeps: bool = False
     """Whether the data set reads each file once, and keeps it in memory."""
     share: bool = False
+    seed: int = 1
+    together: int = 25
+    """After so many batches each of several jobs waits for the others, so that they stay side by side."""
     files: str = "*/*"
     """The files of the list, as a glob below the mount."""
 
@@ -54,10 +58,10 @@ class Files(Listed[Any]):
         return index, len(content)
 
 
-def main(connection: Connection, task: Task) -> None:
+def main(connection: Connection, task: Task, meeting: Barrier | None = None) -> None:
     torch.set_num_threads(1)
     data = Files(task)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(task.seed)
     sampler = torch.utils.data.RandomSampler(data, replacement=task.replacement, generator=generator)
     loader = DataLoader(
         data,
@@ -68,9 +72,11 @@ def main(connection: Connection, task: Task) -> None:
     )
     with trainer_hook.plan(task.point, loader, share=task.share):
         for batches in task.epochs:
-            taken = 0
-            for indices, _ in itertools.islice(loader, batches):
-                taken += len(indices)
+            taken: list[int] = []
+            for number, (indices, _) in enumerate(itertools.islice(loader, batches)):
+                if meeting is not None and number % task.together == 0:
+                    meeting.wait()
+                taken += indices.tolist()
                 time.sleep(task.step_s)
             connection.send(taken)
             connection.recv()

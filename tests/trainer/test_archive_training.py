@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from archive_files import tar_of
-from listed import Listed
+from listed import Listed, Read
 from mounting import Mounted, eventually, mounted
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -95,17 +95,12 @@ def test_image_folder_over_a_tar(tmp_path: Path, binding: str) -> None:
 MEMBERS, MEMBER_BYTES = 1500, 4000
 
 
-class Members(Listed[int]):
-    """Reads each as where the data set is larger than memory: the kernel forgets it at once."""
-
-    def __init__(self, root: Path) -> None:
-        self.samples = [(str(root / f"{number:04d}"), 0) for number in range(MEMBERS)]
-
-    def __getitem__(self, index: int) -> int:
-        with open(self.samples[index][0], "rb") as file:
-            assert file.read() == b"%04d" % index * (MEMBER_BYTES // 4)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return index
+def checked(path: Path, number: int) -> int:
+    """Reads as where the data set is larger than memory: the kernel forgets it at once."""
+    with open(path, "rb") as file:
+        assert file.read() == b"%04d" % number * (MEMBER_BYTES // 4)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return number
 
 
 @pytest.mark.thorough
@@ -118,9 +113,8 @@ def test_with_a_fifth_cached_neighbours_save_requests_of_later_epochs(tmp_path: 
     first = "from spiderfs.daemon.caching import prefetch_backend; prefetch_backend._AHEAD_S = 0.05"
     chosen = {"archives": "tar", "fetches": 4, "source__latency_ms": 2, "capacity": MEMBERS * MEMBER_BYTES // 5}
     with mounted(source, tmp_path / "m", first=first, **chosen) as mount:
-        loader = DataLoader(
-            Members(mount.point / "train.tar"), 16, shuffle=True, generator=torch.Generator(), num_workers=2
-        )
+        members = [(mount.point / "train.tar" / f"{number:04d}", number) for number in range(MEMBERS)]
+        loader = DataLoader(Read(members, checked), 16, shuffle=True, generator=torch.Generator(), num_workers=2)
         with plan(mount.point, loader):
             counted = []
             for _ in range(3):
@@ -129,15 +123,6 @@ def test_with_a_fifth_cached_neighbours_save_requests_of_later_epochs(tmp_path: 
     reads, came = (after - earlier for after, earlier in zip(counted[-1], counted[0], strict=True))
     assert reads < 0.70 * 2 * MEMBERS, "0.80 one by one"
     assert came < 2 * MEMBERS
-
-
-class Files(Listed[tuple[torch.Tensor, int]]):
-    def __init__(self, samples: list[tuple[str, int]]) -> None:
-        self.samples = samples
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        path, label = self.samples[index]
-        return colour(Image.open(path)), label
 
 
 def test_shards_of_webdataset(tmp_path: Path) -> None:
@@ -156,7 +141,8 @@ def test_shards_of_webdataset(tmp_path: Path) -> None:
         assert samples == webdataset_samples(mount.point / "train", sample="png", label="json.label")
         assert len(samples) == PICTURES
         assert samples[0] == (str(mount.point / "train" / "000.tar" / "0000.png"), 0)
-        loader = DataLoader(Files(samples), 8, shuffle=True, num_workers=2)
+        data = Read(samples, lambda path, label: (colour(Image.open(path)), label))
+        loader = DataLoader(data, 8, shuffle=True, num_workers=2)
         with plan(mount.point, loader, samples=samples):
             read_all(mount, loader)
 
@@ -245,3 +231,43 @@ def test_a_shard_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"Errno 5\] it has no end: it may have been cut short: .*/1\.tar"):
             webdataset_samples(mount.point)
         assert len(webdataset_samples(mount.point / "0.tar")) == 1
+
+
+VERSIONED = 40
+
+
+# The manager looks for earlier versions every few seconds.
+SOON = (
+    "from spiderfs.daemon.caching import cache_control; cache_control.INTERVAL_S = cache_control.IDLE_INTERVAL_S = 0.05"
+)
+
+
+def test_a_replaced_archive_is_fetched_ahead_of_again(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+
+    def put(version: bytes) -> None:
+        new = tmp_path / "new"
+        new.write_bytes(tar_of({b"%04d" % number: b"%04d" % number + version * 3000 for number in range(VERSIONED)}))
+        os.utime(new, (1e9 + version[0], 1e9 + version[0]))
+        new.rename(source / "a.tar")
+
+    put(b"1")
+    options = {"archives": "tar", "capacity": "40kB", "ttl": 0, "dir_ttl": 0, "source__latency_ms": 2}
+    with mounted(source, tmp_path / "m", first=SOON, **options) as mount:
+        members = [(mount.point / "a.tar" / f"{number:04d}", 0) for number in range(VERSIONED)]
+        loader = DataLoader(Read(members, lambda path, _: path.read_bytes()[-1:]), 4, shuffle=True)
+
+        def fetched_ahead() -> int:
+            before = mount.metric("prefetched")
+            versions = {one for batch in loader for one in batch}
+            assert versions == {current}
+            return int(mount.metric("prefetched") - before)
+
+        with plan(mount.point, loader):
+            current = b"1"
+            assert [fetched_ahead() > VERSIONED / 4 for _ in range(2)] == [True, True]
+            put(current := b"2")
+            fetched_ahead()
+            assert any(fetched_ahead() > VERSIONED / 4 for _ in range(3))
+            assert mount.metric("hook_malformed") == 0

@@ -22,11 +22,11 @@ from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampl
 from trainer_hook.samplers.epoch import NEAREST, through_pool
 
 infobatch = partial(InfoBatchSampler, epochs=9)
-# Without losses, an InfoBatchSampler draws as an EchoSampler does.
+# Without losses, an InfoBatchSampler draws as an EchoSampler does; without scores, a SpiderSampler draws all.
 SAMPLERS = pytest.mark.parametrize(
     "kind",
-    [EchoSampler, partial(PoolSampler, block=4), infobatch, partial(infobatch, times=2)],
-    ids=["echo", "pool", "infobatch", "infobatch echo"],
+    [EchoSampler, partial(PoolSampler, block=4), infobatch, partial(infobatch, times=2), SpiderSampler],
+    ids=["echo", "pool", "infobatch", "infobatch echo", "spider"],
 )
 
 
@@ -39,6 +39,9 @@ def test_every_epoch_is_another_one_and_a_seed_repeats_them(kind: Any) -> None:
     assert list(other) != epochs[0]
     one.set_epoch(1)
     assert list(one) == epochs[1]
+    left_early = kind(50, seed=1)
+    next(iter(left_early))
+    assert list(left_early) == epochs[1]
 
 
 @SAMPLERS

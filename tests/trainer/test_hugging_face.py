@@ -15,12 +15,12 @@ import transformers
 from accelerate import Accelerator
 from hook_daemon import HookDaemon, until
 from mounting import eventually, mounted
-from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
+from pictures import EPOCHS, PICTURES, Classifier, Pictures, make_pictures
 from tiny_training import SIZE, Network, Numbered, loader, recorded, samples_of, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
-from trainer_hook import InfoBatchSampler, SpiderSampler, attach, hugging_face_callback, plan
+from trainer_hook import InfoBatchSampler, attach, hugging_face_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
 
@@ -37,13 +37,6 @@ class Model(nn.Module):
         if labels is None:
             return {"logits": scores}
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
-
-
-class Scored(transformers.Trainer):
-    """Draws by a sampler of ours."""
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> SpiderSampler:
-        return SpiderSampler(PICTURES)
 
 
 def collated(rows: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
@@ -246,19 +239,6 @@ def test_a_training_that_failed_can_be_begun_again(daemon: HookDaemon) -> None:
     assert len(recorded(daemon, EPOCHS * BATCHES + 1)) == EPOCHS * SIZE + 8
 
 
-def test_a_users_own_loop_with_an_accelerator(daemon: HookDaemon) -> None:
-    accelerator = Accelerator(cpu=True)
-    model, batches = accelerator.prepare(Network(), loader())
-    hook = attach(daemon.mount, model, batches)
-    train_epoch(model, batches)
-    hook.epoch_end()
-    hook.close()
-    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
-    with plan(daemon.mount, batches):
-        assert len([*batches]) == BATCHES
-    until(lambda: len(daemon.sink.plans) > 2)
-
-
 @pytest.mark.parametrize("share", [False, True])
 def test_the_state_of_a_prepared_loader_has_what_the_loop_has_taken(daemon: HookDaemon, share: bool) -> None:
     with plan(daemon.mount, batches := Accelerator(cpu=True).prepare(loader()), share=share) as planning:
@@ -266,16 +246,6 @@ def test_the_state_of_a_prepared_loader_has_what_the_loop_has_taken(daemon: Hook
         assert planning.state_dict()["consumed"] == sum(taken)
         planning.load_state_dict(planning.state_dict())
         assert sum(len(batch[0]) for batch in batches) == SIZE - sum(taken)
-
-
-def test_over_a_mount(tmp_path: Path) -> None:
-    make_pictures(tmp_path / "source")
-    with mounted(tmp_path / "source", tmp_path / "m", policy="spider") as mount:
-        callback = hugging_face_callback(mount.point)
-        pictures = Pictures(mount.point / "train")
-        loading = {"gradient_accumulation_steps": 2, "dataloader_num_workers": 2}
-        trainer(tmp_path, callback, pictures, Classifier(), Scored, **loading).train()
-        check_recorded(mount)
 
 
 @pytest.mark.opened_and_immutable

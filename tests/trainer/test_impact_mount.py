@@ -65,19 +65,6 @@ def test_low_samples_substitute_within_their_class_and_for_trainers_only(source:
     assert found["shade"]["redirects"] == 0
 
 
-def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = training_on(mount)
-        training.until_redirected(mount, 5)
-        mount.control("config").write_bytes(b"policy=lru\n")
-        eventually(lambda: mount.control("redirects").read_bytes() == b"", what="no redirects")
-        training.epoch()
-        before = mount.metric("redirects")
-        mount.control("config").write_bytes(b"policy=icache\n")
-        training.until_redirected(mount, before)
-        training.close()
-
-
 class Files(Dataset[tuple[Tensor, int]]):
     """Pictures whose classes are learned at once, except that nothing can be learned from every fourth sample."""
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from trainer_hook import attach
 from trainer_hook.connection.client import HookClient
-from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.capture import Capture
 
@@ -61,14 +60,6 @@ def test_a_failure_of_the_hook_ends_the_hook_and_not_the_training(
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage() for record in said] == [SAID]
     assert method in str(said[0].exc_info)
-
-
-def test_a_broken_boundary_is_not_entered_again() -> None:
-    boundary, calls = ErrorBoundary(), []
-    assert boundary.call(lambda: calls.append(1) or 5) == 5
-    assert boundary.call(lambda: 1 / 0) is None
-    assert boundary.call(lambda: calls.append(2)) is None
-    assert calls == [1]
 
 
 # -- cases that once failed

@@ -128,10 +128,12 @@ class Epochs(lightning.pytorch.Callback):
 @pytest.mark.parametrize(
     "saving",
     [
-        {"save_on_train_epoch_end": True},
         {"save_on_train_epoch_end": False},
-        {"every_n_train_steps": BATCHES},
         {"every_n_train_steps": BATCHES + 3},
+        *(
+            pytest.param(saving, marks=pytest.mark.thorough)
+            for saving in ({"save_on_train_epoch_end": True}, {"every_n_train_steps": BATCHES})
+        ),
     ],
 )
 def test_a_training_that_resumes_from_any_checkpoint_counts_epochs_as_it_does(
@@ -169,11 +171,11 @@ class Read(Module):
 @pytest.mark.parametrize(
     ("after", "sampler", "options"),
     [
-        (1, None, {}),
         (4, SpiderSampler, STAYING),
         (4, None, {"drop_last": True}),
-        (BATCHES, SpiderSampler, {}),
-        (BATCHES + 3, None, STAYING),
+        pytest.param(1, None, {}, marks=pytest.mark.thorough),
+        pytest.param(BATCHES, SpiderSampler, {}, marks=pytest.mark.thorough),
+        pytest.param(BATCHES + 3, None, STAYING, marks=pytest.mark.thorough),
     ],
 )
 def test_a_training_goes_on_in_the_middle_of_its_epoch(

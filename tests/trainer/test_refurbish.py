@@ -278,14 +278,6 @@ class OwnLoader(DataLoader[Any]):
         return super().__iter__()
 
 
-def test_what_is_no_plain_loader_or_refurbished_already_is_refused() -> None:
-    dataset = numbers()[0]
-    with pytest.raises(ValueError, match="OwnLoader is no DataLoader of torch"):
-        trainer_hook.refurbish(OwnLoader(dataset, BATCH, shuffle=True), split=1)
-    with pytest.raises(ValueError, match="refurbished already"):
-        trainer_hook.refurbish(trainer_hook.refurbish(loader_of(dataset), split=1), split=1)
-
-
 def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_hook.refurbishing.stores._MEMORY", tmp_path)
     ours = PartialStore.in_memory()
@@ -310,20 +302,6 @@ def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monk
         store.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"reuse": 0}, "reuse=0"),
-        ({"kept": 0}, "kept=0"),
-        ({"split": 0}, "there are 2 transforms"),
-        ({"split": 3}, "there are 2 transforms"),
-    ],
-)
-def test_wrong_numbers_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        trainer_hook.refurbish(loader_of(numbers()[0]), **{"split": 1, **options})
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(range(3))
@@ -338,9 +316,19 @@ def test_loaders_that_cannot_be_refurbished_are_refused() -> None:
         (DataLoader(dataset, BATCH, sampler=trainer_hook.EchoSampler(SAMPLES)), "EchoSampler may repeat"),
         (DataLoader(Stream(), BATCH), "iterable"),
         (loader_of(Numbers(abs)), "no list of transforms"),
+        (OwnLoader(dataset, BATCH, shuffle=True), "OwnLoader is no DataLoader of torch"),
+        (trainer_hook.refurbish(loader_of(dataset), split=1), "refurbished already"),
     ):
         with pytest.raises(ValueError, match=said):
             trainer_hook.refurbish(loader, split=1)
+    for options, said in (
+        ({"reuse": 0}, "reuse=0"),
+        ({"kept": 0}, "kept=0"),
+        ({"split": 0}, "there are 2 transforms"),
+        ({"split": 3}, "there are 2 transforms"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            trainer_hook.refurbish(loader_of(dataset), **{"split": 1, **options})  # type: ignore[arg-type]
     assert not trainer_hook.refurbish(loader_of(dataset, in_order=False), split=1).in_order
     ranks = DistributedSampler(dataset, num_replicas=2, rank=0)
     assert trainer_hook.refurbish(DataLoader(dataset, BATCH, sampler=ranks), split=1).batch_size == BATCH

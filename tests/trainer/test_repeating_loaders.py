@@ -12,8 +12,7 @@ import torch
 from choices import all_or_covering
 from hook_daemon import HookDaemon, until
 from loops import InfiniteDataLoader, LateInfiniteDataLoader, LateMultiEpochsDataLoader, MultiEpochsDataLoader
-from tiny_training import SIZE, Network, Numbered, recorded, train, train_epoch
-from torch import Tensor
+from tiny_training import SIZE, Network, Numbered, recorded, train
 from torch.utils.data import DataLoader
 
 from trainer_hook import attach, plan
@@ -31,13 +30,6 @@ class WithIndex(Numbered):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[0], index
-
-
-class Damaged(Numbered):
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index in (7, 31):
-            raise OSError("cannot identify image file")
-        return super().__getitem__(index)
 
 
 def make(kind: type[DataLoader[Any]], workers: int, dataset: Any = None, **options: Any) -> Any:
@@ -88,27 +80,6 @@ def test_each_epoch_is_planned_that_begins_after_the_call(
     foreseen = {said.epoch: said.order.tolist() for said in plans if not said.begun}
     assert bool(foreseen) is seeded
     assert all(order == drawn[epoch] for epoch, order in foreseen.items() if epoch in drawn)
-
-
-@pytest.mark.parametrize(
-    ("kind", "workers", "first"),
-    all_or_covering((InfiniteDataLoader, LateInfiniteDataLoader), (0, 2), (0, 7), together=2),
-)
-def test_a_failed_batch_does_not_shift_the_others(
-    daemon: HookDaemon, kind: type[DataLoader[Any]], workers: int, first: int
-) -> None:
-    order = [(first + index) % SIZE for index in range(SIZE)]
-    model, batches = Network(), make(kind, workers, Damaged(), shuffle=False, sampler=order)
-    hook = attach(daemon.mount, model, batches)
-    failed = 0
-    for _ in range(8):
-        try:
-            train_epoch(model, batches)
-        except OSError:
-            failed += 1
-    hook.close()
-    assert failed
-    assert recorded(daemon, hook.counts["sent"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

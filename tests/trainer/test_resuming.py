@@ -216,30 +216,6 @@ def test_no_sample_is_lost_or_repeated(
     assert (whole - epoch).total() < after
 
 
-def test_a_loop_that_was_interrupted_says_where(daemon: HookDaemon) -> None:
-    """A loop that is left by an exception cannot be told from one that is left by `break`: both may go on."""
-    for interrupt in (True, False):
-        batches = DataLoader(Indexed(), batch_size=8, shuffle=True)
-        with trainer_hook.plan(daemon.mount, batches) as planning:
-            taken: list[int] = []
-            try:
-                for batch in batches:
-                    taken += batch.tolist()
-                    if len(taken) == 16 and interrupt:
-                        raise KeyboardInterrupt
-                    if len(taken) == 16:
-                        break
-            except KeyboardInterrupt:
-                pass
-            state = planning.state_dict()
-            assert sorted(one for batch in batches for one in batch.tolist()) == list(range(SIZE))
-        again = DataLoader(Indexed(), batch_size=8, shuffle=True)
-        with trainer_hook.plan(daemon.mount, again) as planning:
-            planning.load_state_dict(state)
-            rest = [one for batch in again for one in batch.tolist()]
-            assert sorted(taken + rest) == list(range(SIZE))
-
-
 class Unreadable(Indexed):
     """Sample 7 cannot be read while the file `broken` is there."""
 

@@ -35,16 +35,6 @@ def with_scores(sampler: SpiderSampler, scores: Any) -> SpiderSampler:
     return sampler
 
 
-def test_without_scores_an_epoch_draws_every_sample() -> None:
-    sampler = SpiderSampler(SIZE, seed=1)
-    first, second = list(sampler), list(sampler)
-    assert sorted(first) == sorted(second) == [*range(SIZE)]
-    assert first != second
-    assert list(SpiderSampler(SIZE, seed=1)) == first
-    assert list(SpiderSampler(SIZE, seed=2)) != first
-    assert sampler.weights([0, 1]).tolist() == [1, 1]
-
-
 def test_draws_in_proportion_to_the_scores() -> None:
     scores = [0, 1, 3]
     sampler = with_scores(SpiderSampler(3, draws=40_000, coverage=0.0), scores)
@@ -94,18 +84,6 @@ def test_resumes_where_it_was(draws: int, taken: int, scored: bool) -> None:
     else:
         assert begun + rest == expected[:draws]
         assert [*resumed] == expected[draws:]
-
-
-def test_epochs_may_be_named_or_left_early() -> None:
-    sampler = SpiderSampler(SIZE)
-    epochs = [list(sampler) for _ in range(3)]
-    other = SpiderSampler(SIZE)
-    next(iter(other))
-    assert list(other) == epochs[1]
-    other.set_epoch(0)
-    assert list(other) == epochs[0]
-    other.set_epoch(2)
-    assert list(other) == epochs[2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -36,6 +36,8 @@ LOOKS: dict[str, Callable[[Any], object]] = {
     "a whole pass": list,
     "two whole passes": lambda batches: [*batches, *batches],
     "an iterator that is kept": lambda batches: next(kept.append(iter(batches)) or kept[-1]),  # type: ignore[func-returns-value]
+    # With loader workers it draws at once.
+    "made": lambda batches: kept.append(iter(batches)),  # type: ignore[func-returns-value]
 }
 
 
@@ -120,28 +122,6 @@ def test_a_sampler_without_a_plan_has_the_state_of_the_training(kind: str, look:
     kept.clear()
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "workers", "echo", "pool in workers", "spider"])
-def test_an_iterator_that_was_only_made_has_no_state(daemon: HookDaemon, kind: str) -> None:
-    """With loader workers it draws at once."""
-    with trainer_hook.plan(daemon.mount, batches := loader(kind)) as planning:
-        reading = iter(batches)
-        for _ in range(3):
-            next(reading)
-        kept.append(iter(batches))
-        assert planning.state_dict()["consumed"] == 24
-
-
-@pytest.mark.parametrize("kind", ["shuffle", "workers"])
-def test_a_look_that_outlives_the_epoch_has_no_state(daemon: HookDaemon, kind: str) -> None:
-    with trainer_hook.plan(daemon.mount, batches := loader(kind)) as planning:
-        for number, _ in enumerate(batches):
-            if number == len(batches) - 1:
-                kept.append(iter(batches))
-                next(kept[-1])
-                next(kept[-1])
-        assert planning.state_dict() == {}
-
-
 @pytest.mark.parametrize(
     ("kind", "look"),
     [
@@ -151,14 +131,13 @@ def test_a_look_that_outlives_the_epoch_has_no_state(daemon: HookDaemon, kind: s
 )
 def test_a_look_before_a_training_goes_on_takes_nothing_of_its_epoch(daemon: HookDaemon, kind: str, look: str) -> None:
     """As for a graph of the model, or to make its lazy parameters."""
-    looks = LOOKS | {"made": lambda batches: kept.append(iter(batches))}
     batches, again = loader(kind), loader(kind)
     with trainer_hook.plan(daemon.mount, batches) as planning:
         taken = epoch(batches, lambda batches: None, 0, 3)
         state = planning.state_dict()
     with trainer_hook.plan(daemon.mount, again) as planning:
         planning.load_state_dict(state)
-        looks[look](again)
+        LOOKS[look](again)
         rest = [index for batch in again for index in batch.tolist()]
         assert sorted(taken + rest) == sorted(torch.as_tensor(state["order"]).tolist())
         # The epoch after it is whole.

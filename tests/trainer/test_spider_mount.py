@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from mounting import Mounted, eventually, mounted
+from ordinary_user import let_everybody_in
 from programs import program
 from reading import digest, readers, source_with, together
 
@@ -246,10 +247,7 @@ def test_substitutes_are_only_those_that_the_reader_could_open(source: Path, tmp
         (source / name).rename(source / name.replace("0/", "closed/"))
     labels = {name.replace("0/", "closed/") if name in closed else name: 0 for name in names}
     open_names = [name for name in names if name not in closed]
-    for directory in tmp_path.parents:
-        if directory.stat().st_uid == os.getuid() and directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o055)
-    tmp_path.chmod(0o755)
+    let_everybody_in(tmp_path)
     options = OPTIONS | {"capacity": "6KiB", "allow_other": "on", "substitute": "all", "substitute_when": "miss"}
     with mounted(source, tmp_path, **options) as mount, training(mount.point, 1, labels) as trainer:
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from choices import all_or_covering
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, WORKERS, Network, Numbered, recorded, samples_of, train_epoch
+from tiny_training import SIZE, WORKERS, Numbered, samples_of
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from trainer_hook import SpiderSampler, attach, plan
+from trainer_hook import SpiderSampler, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 
@@ -113,20 +113,6 @@ def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, k
     plans = [one.order.tolist() for _, one in daemon.sink.plans if one.begun and len(one.order)]
     assert plans[0][-sum(map(len, rest)) :] == list(itertools.chain(*rest))
     assert plans[1] == list(itertools.chain(*following))
-
-
-@pytest.mark.parametrize(("kind", "loading"), all_or_covering(["shuffle", "torch's batches", "own batches"], LOADING))
-def test_every_row_of_an_epoch_that_goes_on_is_its_samples(daemon: HookDaemon, kind: str, loading: str) -> None:
-    _, rest, following, state = unfollowed(kind, loading)
-    batches, model = loader(kind, loading), Network()
-    hook = attach(daemon.mount, model, batches)
-    batches.load_state_dict(state)
-    for _ in range(2):
-        train_epoch(model, batches)
-        hook.epoch_end()
-    hook.close()
-    expected = list(itertools.chain(*rest, *following))
-    assert recorded(daemon, len(rest) + len(following)) == expected
 
 
 @pytest.mark.parametrize("loading", LOADING)

@@ -7,36 +7,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import known_losses
 import numpy as np
 import pytest
 from image_files import image_file, picture
 from known_losses import Training
-from listed import Listed
+from listed import Read
 from mounting import mounted
+from profiled import note_sizes
 from reading import read_afresh, source_with
 from torch.utils.data import DataLoader
 
 import trainer_hook
 from spiderfs.client import Client
-from spiderfs.forms.profile import Record, save_record
-from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, READY, Recipe
 
 PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number)) for number in range(36)}
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}
-
-
-class Files(Listed[Any]):
-    def __init__(self, root: Path) -> None:
-        self.samples = [(os.fspath(root / name), int(name[0])) for name in PHOTOS]
-
-    def __getitem__(self, index: int) -> tuple[str, bytes]:
-        path, _ = self.samples[index]
-        return path, Path(path).read_bytes()
 
 
 source = source_with(PHOTOS)
@@ -51,7 +40,9 @@ def test_a_planned_training_reads_views_that_were_made_once(
 ) -> None:
     with mounted(source, tmp_path / "m", source__latency_ms=5, **options) as mount:
         root = mount.point / below
-        loader = DataLoader(Files(root), 6, shuffle=True, num_workers=2, collate_fn=list)
+        samples = [(os.fspath(root / name), int(name[0])) for name in PHOTOS]
+        data = Read(samples, lambda path, _: (path, Path(path).read_bytes()))
+        loader = DataLoader(data, 6, shuffle=True, num_workers=2, collate_fn=list)
         with trainer_hook.plan(root, loader):
             for _ in range(2):
                 read = dict(sample for batch in loader for sample in batch)
@@ -71,7 +62,7 @@ SMALL = Recipe("bmp", 24)
 MIXED = {"view": "small", "views": "small:bmp:24", "forms": "50-50-0"}
 
 
-def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, bytes]]:
+def images(source: Path, place: Path, count: int) -> list[tuple[str, bytes, bytes]]:
     """Names, originals and views of small images at the source, of which a profile knows the sizes."""
     source.mkdir()
     made = []
@@ -81,14 +72,13 @@ def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, byte
         view = make(content, SMALL, 50_000_000)
         assert isinstance(view, bytes)
         made.append((f"{number:03d}.jpg", content, view))
-    cache.mkdir(mode=0o700, parents=True)
-    originals, views = (sum(len(row[form]) for row in made) / count for form in (1, 2))
-    save_record(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
+    originals, views = (sum(len(row[form]) for row in made) for form in (1, 2))
+    note_sizes(place, count, {NO_VIEW: originals, "small": views})
     return made
 
 
 def test_a_substitute_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = images(tmp_path / "source", tmp_path / "m/cache", 90)
+    made = images(tmp_path / "source", tmp_path / "m", 90)
     numbers = {content: b"%08d" % number for number, (_, *forms) in enumerate(made) for content in forms}
     monkeypatch.setattr(known_losses, "read_afresh", lambda path: numbers[read_afresh(path)])
     names, labels = [name for name, _, _ in made], np.arange(90, dtype=np.int32) % 3

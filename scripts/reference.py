@@ -195,7 +195,7 @@ _SCALARS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 def _message_row(kind: type[Message]) -> tuple[str, str, str]:
     """Its type, the first paragraph of its docstring, and its fields as a frame has them."""
-    may_be_nil = {field.name for field in dataclasses.fields(kind) if field.default is None}
+    may_be_nil = {field.name for field in dataclasses.fields(kind) if field.default is None}  # type: ignore[arg-type]
     fields = [
         f"`{name}` {_SCALARS[scalar]}{' or nil' if name in may_be_nil else ''}" for name, scalar in kind.SCALARS.items()
     ]

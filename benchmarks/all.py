@@ -352,7 +352,7 @@ def lacking(benchmark: Benchmark, settings: Settings) -> str:
         return "no quick run"
     if benchmark.needs in ("data", "gpu") and settings.data is None:
         return "needs --data DIR"
-    if benchmark.needs == "gpu" and not GPU.exists():
+    if benchmark.needs in ("gpu", "gpu alone") and not GPU.exists():
         return "needs a GPU"
     if benchmark.needs == "peers" and settings.quick and not (shutil.which("bindfs") and shutil.which("rclone")):
         return "needs benchmarks/install-peers"

@@ -723,7 +723,7 @@ def never_slower(result: Result) -> str:
         row = [cells["setting"], f"{median(cells['direct']['rate']):,.0f}"]
         for way in ways:
             found = [median(cells[f"{way}: {epoch}"]["times"]) for epoch in epochs]
-            row.append(" / ".join(f"{times:.2f}" if times >= 1 else f"**{times:.2f}**" for times in found))
+            row.append("/".join(f"{times:.2f}" if times >= 1 else f"**{times:.2f}**" for times in found))
         rows.append(row)
     return markdown(["", "direct, files/s", *ways], rows)
 

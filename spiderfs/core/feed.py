@@ -318,13 +318,17 @@ class _JobState:
     job_dataset_ids: dict[str, None] = field(default_factory=dict)
 
 
+def _unnoted(hint: Hint) -> None:
+    """Where no trace is written. A lambda could not be pickled with the feed."""
+
+
 class PolicyFeed:
     def __init__(
         self,
         engine: Engine,
         size_of: Callable[[Key], int | None],
         options: PolicyFeedOptions | None = None,
-        note: Callable[[Hint], None] = lambda hint: None,
+        note: Callable[[Hint], object] = _unnoted,
     ) -> None:
         """`size_of` a sample is its bytes if they are at hand, in the store or in landing, and None if they are not."""
         self._engine = engine

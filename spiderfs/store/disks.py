@@ -9,7 +9,7 @@ payloads of up to a chunk there lie in their rows. Each other disk has chunks (`
   directory's `disk` has that name and its number. One that does not match is emptied and gets the next number. A number
   is given again after all others, so no row names bytes of another store.
 - **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored
-  elsewhere when they are fetched again. The manager drops its rows. The next mount empties it, for it may have blocks
+  on others when they are fetched again. The manager drops its rows. The next mount empties it, for it may have blocks
   of a file that another disk has by now. If disk 0 fails, nothing is cached.
 """
 

@@ -56,7 +56,7 @@ CLAIM_WALK_S = 2.0
 # and the last write before a disk is full is cut short (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 # The format of rows; it gets a new number with each change. A store that says nothing has format 1.
-FORMAT = "4"
+FORMAT = "5"
 
 
 def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.Environment:

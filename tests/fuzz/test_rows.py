@@ -32,7 +32,7 @@ PATIENCE_S = 10
 
 
 def rows_of(path: Path) -> list[tuple[str, bytes, bytes]]:
-    with lmdb.open(str(path), max_dbs=8, map_size=MAP_BYTES) as env, env.begin() as txn:
+    with lmdb.open(str(path), max_dbs=len(TABLES), map_size=MAP_BYTES) as env, env.begin() as txn:
         tables = [name for name, _ in txn.cursor()]
         return [
             (name.decode(), bytes(key), bytes(value))
@@ -43,7 +43,7 @@ def rows_of(path: Path) -> list[tuple[str, bytes, bytes]]:
 
 def change(path: Path, changes: list[tuple[str, bytes, bytes | None]]) -> None:
     """Rows written behind the store's back; None removes."""
-    with lmdb.open(str(path), max_dbs=8, map_size=MAP_BYTES) as env, env.begin(write=True) as txn:
+    with lmdb.open(str(path), max_dbs=len(TABLES), map_size=MAP_BYTES) as env, env.begin(write=True) as txn:
         tables = {name: env.open_db(name.encode(), txn=txn) for name, _, _ in changes}
         for name, key, value in changes:
             if value is None:

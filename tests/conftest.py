@@ -134,7 +134,7 @@ def _other_ways(items: list[pytest.Item]) -> set[pytest.Item]:
     ways: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.startswith(ONE_WAY):
-            others = {name: value for name, value in _parameters(item).items() if name not in WAYS}
+            others = {name: str(value) for name, value in _parameters(item).items() if name not in WAYS}
             # All processes of xdist choose alike: addresses of functions differ.
             named = re.sub(r" at 0x[0-9a-f]+", "", str(others))
             ways.setdefault(f"{item.nodeid.partition('[')[0]} {named}", []).append(item)

@@ -20,6 +20,7 @@ COLLECTED = (
     "tests/fault",
     "tests/fuse/test_idle.py",
     "tests/fuse/test_interpreters.py",
+    "tests/trainer/test_learned_ranges.py",
     "tests/unit/core/test_engine.py",
 )
 
@@ -38,6 +39,7 @@ def functions(items: set[str]) -> set[str]:
 @pytest.mark.thorough
 def test_each_test_runs_in_some_way_before_a_commit_and_in_every_way_with_all() -> None:
     covering, everything, thorough = collected(), collected("--all"), collected("--all", "-m", "thorough")
+    assert collected() == covering, "processes of xdist choose alike"
     assert covering < everything
     assert functions(everything) - functions(covering) == functions(thorough) - functions(covering)
     faults = {item for item in covering if item.startswith("tests/fault/")}

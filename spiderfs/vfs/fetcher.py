@@ -2,8 +2,9 @@
 
 Within a process identical fetches are made once (`sources/single_flight.py`), and between processes too
 (`fetch_lock.py`): the others wait, and then find the record in the store. The time for which a reader waits for
-another's fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its
-reader goes on with the bytes while they are put into the store (`Landing`).
+another's fetch counts against its patience, as if it waited for the source, and is at most half of it: the other may
+stand still. A fetch is one question to a thread; its reader goes on with the bytes while they are put into the store
+(`Landing`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go. For READs at other workers they lie in memory that all
@@ -502,12 +503,12 @@ class Fetcher:
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
+        # Whoever fetches it may stand still, and not the source: half of the patience is left for a fetch from here.
+        waits_until = (trio.current_time() + patience.until) / 2
         if waited := not self._fetch_lock.try_hold(key):
-            with trio.CancelScope(deadline=patience.until) as waiting:
+            with trio.move_on_at(waits_until):
                 wait, threads = self._fetch_lock.wait, self._waiting_threads
                 await trio.to_thread.run_sync(wait, key, abandon_on_cancel=True, limiter=threads)
-            if waiting.cancelled_caught:
-                raise self._client.timed_out(patience)
             if (found := self._landed_by_another(key)) is not None:
                 return found
             # The other's fetch failed, or the store has no room. All that waited for it now ask the source side by
@@ -516,8 +517,7 @@ class Fetcher:
         if not key.block and key.inode in self._planned:
             self._fetch_lock.let_go(key)
             waited = True
-            # The manager may stand still, and not the source: the other half of the patience is for a fetch from here.
-            with trio.move_on_at((trio.current_time() + patience.until) / 2):
+            with trio.move_on_at(waits_until):
                 await self._planned.wait(key.inode, self._process)
             if (found := self._landed_by_another(key)) is not None:
                 return found

@@ -339,6 +339,14 @@ async def test_who_waited_for_another_process_takes_what_it_landed(other: Other,
     content.close()
 
 
+@pytest.mark.usefixtures("other")
+async def test_who_waits_for_a_process_that_stands_still_asks_the_source_in_time(harness: Harness) -> None:
+    client = SourceClient(harness.source, SourceLimits(timeout_s=2.0), rng=random.Random(1), on_event=harness.row.add)
+    fetcher = Fetcher(client, harness.content, harness.interlock, harness.full_disk, harness.row)
+    assert (await fetcher.fetch(harness.add(b"content")))[0] == b"content"
+    assert harness.interlock.held(KEY)
+
+
 @pytest.mark.parametrize("go_on_after_s", [0.5, None])
 async def test_both_waits_together_have_one_limit(other: Other, harness: Harness, go_on_after_s: float | None) -> None:
     """A reader waits for another process and then for a source that hangs, for both together only once."""

@@ -304,11 +304,7 @@ class Soak:
         seen = Seen.of(row)
         path = self.source.files[seen.file].path
         self.tally.reads[seen.way + (" by a trainer" if seen.by_trainer else "")] += 1
-        if seen.error:
-            self.tally.errors[os.strerror(seen.error)] += 1
-            with self.source.lock:
-                if not self.weather.allows(seen, self.source.history):
-                    self.found(f"{path}, {seen.way}: {os.strerror(seen.error)} at {self._when(seen)}")
+        if self._failed(seen, f"{path}, {seen.way}"):
             return
         self.tally.read_bytes += sum(found.length for found in seen.ranges)
         with self.source.lock:
@@ -330,10 +326,7 @@ class Soak:
     def _judge_directory(self, row: dict[str, Any]) -> None:
         self.tally.reads["listdir"] += 1
         seen = Seen(0, "listdir", row["began_s"], row["ended_s"], row["waited_s"], error=row["error"])
-        if seen.error:
-            self.tally.errors[os.strerror(seen.error)] += 1
-            if not self.weather.allows(seen, self.source.history):
-                self.found(f"{row['directory']}: {os.strerror(seen.error)} at {self._when(seen)}")
+        if self._failed(seen, row["directory"]):
             return
         if self.weather.source_was_bad(seen.began_s, seen.ended_s):
             return
@@ -356,12 +349,18 @@ class Soak:
     def _judge_photo(self, row: dict[str, Any]) -> None:
         self.tally.reads["photo"] += 1
         seen = Seen(0, "photo", row["began_s"], row["ended_s"], row["waited_s"], error=row["error"])
-        if seen.error:
-            self.tally.errors[os.strerror(seen.error)] += 1
-            if not self.weather.allows(seen, self.source.history):
-                self.found(f"{row['photo']}: {os.strerror(seen.error)} at {self._when(seen)}")
-        elif row["digest"] != self._photos[row["photo"]]:
+        if not self._failed(seen, row["photo"]) and row["digest"] != self._photos[row["photo"]]:
             self.found(f"{row['photo']} is not its view at {self._when(seen)}")
+
+    def _failed(self, seen: Seen, what: str) -> bool:
+        """Count the error of a call, if it had one, and note it if nothing that had happened allows it."""
+        if not seen.error:
+            return False
+        self.tally.errors[os.strerror(seen.error)] += 1
+        with self.source.lock:
+            if not self.weather.allows(seen, self.source.history):
+                self.found(f"{what}: {os.strerror(seen.error)} at {self._when(seen)}")
+        return True
 
     def _when(self, seen: Seen) -> str:
         return f"{seen.began_s - self._began_s:.3f} to {seen.ended_s - self._began_s:.3f} s"

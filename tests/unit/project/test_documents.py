@@ -7,14 +7,12 @@ import inspect
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import click
-import pytest
 from for_all import for_all
 
 import trainer_hook
@@ -216,7 +214,6 @@ def test_every_line_names_a_test_that_exists(row: list[str]) -> None:
 MAN = ROOT / "docs/man"
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff here")
 @for_all(["spiderfs.1", "mount.spiderfs.8"])
 def test_roff_has_nothing_to_say_of_a_page_that_names_all_there_is(page: str) -> None:
     text = (MAN / page).read_text().replace("\\-", "-")
